@@ -28,7 +28,7 @@ def check_sequence(cuts_sequence: bool, tensor: int) -> None:
         )
 
 
-def routed_experts(config: ModelConfig) -> set[int]:
+def collect_expert_counts(config: ModelConfig) -> set[int]:
     """Return the numbers of routed experts that the layers have, each once; empty for a model without them."""
     return {block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)}
 
@@ -40,7 +40,7 @@ def check_expert_groups(config: ModelConfig, expert: int) -> None:
     """
     if expert == 1:
         return
-    counts = routed_experts(config)
+    counts = collect_expert_counts(config)
     if not counts:
         raise ModelError(f"--ep {expert} divides routed experts, and this model has none; leave it out")
     for count in counts:
@@ -92,7 +92,7 @@ class Mesh:
         """Number of ranks of one pipeline stage."""
         return self.data * self.tensor
 
-    def stage_of(self, rank: int) -> int:
+    def find_stage(self, rank: int) -> int:
         """Return the index of the pipeline stage to which a rank of the mesh belongs."""
         return rank // self.stage_ranks
 
@@ -100,11 +100,11 @@ class Mesh:
         """Return the tensor-parallel and expert-parallel shard of its stage's weights that a rank of the mesh holds."""
         return Shard(rank % self.tensor, self.tensor, rank // self.tensor % self.expert, self.expert)
 
-    def group_of(self, rank: int) -> int:
+    def find_group(self, rank: int) -> int:
         """Return the index of a rank's data-parallel group among the groups of its pipeline stage."""
         return rank // self.tensor % self.data
 
-    def groups(self, axis: Axis) -> list[list[int]] | None:
+    def list_groups(self, axis: Axis) -> list[list[int]] | None:
         """Return the ranks of each group of a collective along the axis `tensor` or `expert`, for all stages.
 
         None if groups have a single rank. A group along the expert axis has the ranks that hold the same
@@ -122,7 +122,7 @@ class Mesh:
             for rank in range(self.tensor)
         ]
 
-    def sequences_of_group(self, sequences: int) -> int:
+    def count_group_sequences(self, sequences: int) -> int:
         """Return the most of `sequences` sequences that a data-parallel group computes; the last may have fewer."""
         return -(-sequences // self.data)
 
@@ -131,7 +131,7 @@ class Mesh:
         """Number of which the rows of a group's prompts must be a multiple: 1 without sequence parallelism."""
         return self.tensor if self.sequence else 1
 
-    def padded_length(self, tokens: int, sequences: int) -> int:
+    def pad_length(self, tokens: int, sequences: int) -> int:
         """Return the smallest length, at least `tokens`, to which a group pads each of its `sequences` prompts.
 
         The ranks of the group can then divide the rows of all prompts evenly (`row_multiple`).
@@ -139,7 +139,7 @@ class Mesh:
         multiple = self.row_multiple // gcd(self.row_multiple, sequences)
         return -(-tokens // multiple) * multiple
 
-    def local_rows(self, rank: int, rows: int) -> slice:
+    def slice_local_rows(self, rank: int, rows: int) -> slice:
         """Return the slice of the `rows` rows of its group's prompts whose hidden states a rank holds.
 
         It is all rows without sequence parallelism. With it, the ranks of a group must divide the rows.

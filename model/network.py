@@ -127,7 +127,7 @@ class Network:
             draws=None,
         )
 
-    def layer_tensor_shapes(self) -> dict[str, Shape]:
+    def list_layer_tensor_shapes(self) -> dict[str, Shape]:
         """Return the shapes of the tensors that layers read, by name; members of stacks are separate tensors.
 
         A member's name is that of `name_in_stack`. Tensors of networks in `before` are included.
@@ -135,9 +135,9 @@ class Network:
         tensors: Iterator[Tensor] = (tensor for weight in self.weights for tensor in weight.tensors)
         return {tensor.name: tensor.shape for tensor in tensors if not isinstance(tensor, Zeros)}
 
-    def tensor_shapes(self) -> dict[str, Shape]:
+    def list_tensor_shapes(self) -> dict[str, Shape]:
         """Return the shapes of the tensors that a checkpoint must have, by name, with each stack as one tensor."""
-        shapes = self.layer_tensor_shapes()
+        shapes = self.list_layer_tensor_shapes()
         for stack, names in self.stacks.items():
             shape, *_ = (shapes.pop(name) for name in names)
             shapes[stack] = (len(names), *shape)

@@ -94,7 +94,7 @@ class StepOutput:
         assert self.values is not None and self.ids is not None
         return int(self.ids[self.values == self.values.max()].min())
 
-    def score(self, token: int) -> float | None:
+    def find_logit(self, token: int) -> float | None:
         """Return the logit of a token; None if the logits are absent and the token is no candidate."""
         if self.logits is not None:
             return float(self.logits[token])
@@ -102,9 +102,9 @@ class StepOutput:
         indices = np.flatnonzero(self.ids == token)
         return float(self.values[indices[0]]) if len(indices) else None
 
-    def logit_gap(self, first: int, second: int) -> float | None:
+    def compute_logit_gap(self, first: int, second: int) -> float | None:
         """Return the absolute difference of two tokens' logits; None if a logit is unknown or not finite."""
-        logit, second_logit = self.score(first), self.score(second)
+        logit, second_logit = self.find_logit(first), self.find_logit(second)
         if logit is None or second_logit is None or not np.isfinite([logit, second_logit]).all():
             return None
         return abs(logit - second_logit)

@@ -154,7 +154,7 @@ def write(name: str, folder: Path) -> None:
     config.architectures = [heads.get(shape.family, f"{shape.family}ForCausalLM")]
     config.save_pretrained(folder)
     dtype = np.dtype(ml_dtypes.bfloat16 if shape.weights == "bfloat16" else np.float32)
-    shapes = compose(load_config(folder)).tensor_shapes()
+    shapes = compose(load_config(folder)).list_tensor_shapes()
     save_file(
         {name: _tensor(name, shapes[name], dtype) for name in shapes},
         folder / "model.safetensors",

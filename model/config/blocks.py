@@ -169,7 +169,7 @@ class ModelConfig(Config):
         """Most tokens of a sequence: `max_position_embeddings`, or `MOST_POSITIONS` without such a limit."""
         return self.max_position_embeddings or MOST_POSITIONS
 
-    def windows(self, length: int) -> tuple[int | None, ...]:
+    def list_windows(self, length: int) -> tuple[int | None, ...]:
         """Return the distinct attention windows, in positions, of the layers for sequences of `length` tokens.
 
         None comes first if a layer sees all tokens, for which a window of at least `length` counts too. The windows

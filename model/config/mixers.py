@@ -81,18 +81,18 @@ class GroupedAttention:
         """Elements of all key heads of a token."""
         return self.kv_heads * self.head_dim
 
-    def seen(self, length: int) -> int:
+    def count_seen(self, length: int) -> int:
         """Return how many of `length` positions the last one attends to, itself included: at most the window."""
         return length if self.window is None else min(length, self.window)
 
-    def pairs(self, tokens: int) -> int:
+    def count_pairs(self, tokens: int) -> int:
         """Return for how many (query, key) pairs of a prompt of `tokens` tokens a head computes scores.
 
         The causal mask and the window leave out the others; without the mask all tokens**2 pairs count.
         """
         if not self.causal:
             return tokens * tokens
-        seen = self.seen(tokens)
+        seen = self.count_seen(tokens)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
     @property

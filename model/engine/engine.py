@@ -37,7 +37,7 @@ from model.engine.stop_strings import StopStrings
 from model.errors import ContextFull, ModelError
 from model.loading.tokenizer import Tokenizer
 from model.sampling import RowSampling, StepOutput
-from model.state import root_key
+from model.state import compute_root_key
 
 _MASK_SECONDS = 0.01
 """The longest wait of a step for new masks; most take less than a millisecond."""
@@ -203,7 +203,7 @@ class Engine:
         params.check_vocabulary(limits.vocab_size)
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
-        root = b"" if cache_salt is None else root_key(cache_salt)
+        root = b"" if cache_salt is None else compute_root_key(cache_salt)
         request = Request(id, list(prompt_ids), most, priority, now, root, inputs=inputs)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))

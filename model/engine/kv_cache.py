@@ -75,7 +75,7 @@ class KVCache:
         """
         positions = request.max_positions
         for pool in self.pools:
-            pages = pool.most_pages(positions, min(positions, max_chunk))
+            pages = pool.count_most_pages(positions, min(positions, max_chunk))
             if pages > pool.count:
                 seen = "" if pool.window is None else f" of layers that see {pool.window} of them"
                 raise ModelError(
@@ -104,7 +104,7 @@ class KVCache:
         while cached < previous:  # until no pool has fewer
             previous = cached
             for pool in pools:
-                cached = pool.known(keys[:cached])
+                cached = pool.count_known_pages(keys[:cached])
         return cached
 
     def count_tokens_to_snapshot(self, request: Request, position: int) -> int | None:
@@ -114,7 +114,7 @@ class KVCache:
         """
         if self.slots is None or not self._prefix_caching:
             return None
-        return self.slots.snapshot_after(position, request.prompt_tokens) - position
+        return self.slots.find_next_snapshot(position, request.prompt_tokens) - position
 
     def start(self, request: Request, blocks: int, positions: int, copies: PageCopies | None) -> bool:
         """Give a waiting request its cached blocks, new pages up to `positions`, and a slot, so that it runs.
@@ -132,9 +132,9 @@ class KVCache:
         """
         keys = request.page_keys(blocks, self.block_size) if blocks else []
         new = -(-positions // self.block_size) - blocks
-        shared = [[pool.find(key) for key in keys[pool.first_block(blocks) :]] for pool in self.pools]
+        shared = [[pool.find(key) for key in keys[pool.find_first_block(blocks) :]] for pool in self.pools]
         for pool, pages in zip(self.pools, shared):
-            if new + sum(pool.ref_count(page) == 0 for page in pages) > pool.free:
+            if new + sum(pool.count_references(page) == 0 for page in pages) > pool.free:
                 return False
         if not self._start_state(request, keys[-1] if blocks and copies is not None else None, copies):
             return False
@@ -164,7 +164,7 @@ class KVCache:
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
         for pool, table in zip(self.pools, request.tables):
-            if end > table.end or (offset and pool.ref_count(table.pages[block - table.first]) > 1):
+            if end > table.end or (offset and pool.count_references(table.pages[block - table.first]) > 1):
                 break
         else:  # as in most steps that decode
             return self._make_state_writable(request, copies)
@@ -172,7 +172,7 @@ class KVCache:
             return False
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             index = block - table.first
-            if offset and pool.ref_count(table.pages[index]) > 1:
+            if offset and pool.count_references(table.pages[index]) > 1:
                 shared = table.pages[index]
                 table.pages[index] = pool.take()
                 pool.release([shared])
@@ -255,7 +255,7 @@ class KVCache:
             if keys:
                 for block in range(request.filled, filled):
                     pool.publish(table.pages[block - table.first], keys[block])
-            passed = pool.first_block(filled) - table.first
+            passed = pool.find_first_block(filled) - table.first
             if passed > 0:
                 pool.release(table.pages[:passed])
                 del table.pages[:passed]
@@ -293,12 +293,12 @@ class KVCache:
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             if copies:
                 for page in table.pages:
-                    if pool.ref_count(page) == 1:
+                    if pool.count_references(page) == 1:
                         copies.pop((number, page), None)
             pool.release(table.pages)
         for slot in (request.slot, request.kept_slot):
             if self.slots is not None and slot is not None:
-                if copies and self.slots.ref_count(slot) == 1:
+                if copies and self.slots.count_references(slot) == 1:
                     copies.pop((len(self.pools), slot), None)
                 self.slots.release([slot])
         request.slot = request.kept_slot = None
@@ -350,6 +350,7 @@ class KVCache:
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
         return [
-            max(0, end - table.end) + bool(offset and pool.ref_count(table.pages[block - table.first]) > 1)
+            max(0, end - table.end)
+            + bool(offset and pool.count_references(table.pages[block - table.first]) > 1)
             for pool, table in zip(self.pools, request.tables)
         ]

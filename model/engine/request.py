@@ -6,7 +6,7 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 from model.engine.inputs import ModelInputs
-from model.state import BlockTable, Key, page_key
+from model.state import BlockTable, Key, compute_page_key
 
 
 @dataclass(eq=False)
@@ -81,5 +81,5 @@ class Request:
         while len(self.keys) < count:
             first = len(self.keys) * block_size
             parent = self.keys[-1] if self.keys else self.root
-            self.keys.append(page_key(parent, self.tokens[first : first + block_size]))
+            self.keys.append(compute_page_key(parent, self.tokens[first : first + block_size]))
         return self.keys[:count]

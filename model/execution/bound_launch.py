@@ -110,7 +110,7 @@ class BoundLaunch:
         arguments = [
             fixed
             | {
-                parameter: value.view_of(arrays[value.name])
+                parameter: value.take_view(arrays[value.name])
                 for parameter, value in self.changing.items()
                 if parameter not in fixed
             }
@@ -182,7 +182,7 @@ class Binder:
         origin = 0 if len(self._device.local_ranks) == self._mesh.ranks else first_rank
         fixed: list[dict[str, Any]] = []
         for rank in self._device.local_ranks:
-            if self._mesh.stage_of(rank) not in (stage - 1, stage):
+            if self._mesh.find_stage(rank) not in (stage - 1, stage):
                 continue
             index = rank - first_rank
             source = origin + index % count
@@ -192,12 +192,12 @@ class Binder:
 
     def _bind_argument(self, argument: Argument, arrays: Arrays) -> Any:
         if isinstance(argument, Value):
-            return argument.view_of(arrays[argument.name])
+            return argument.take_view(arrays[argument.name])
         return convert_argument(argument, self._device, self._mesh)
 
 
 def convert_argument(argument: Argument, device: Device, mesh: Mesh) -> Any:
     """Return a launch's argument that is no array in the form that kernels take: an axis, a dtype or a plain value."""
     if isinstance(argument, Axis):
-        return device.replica_group(mesh.groups(argument))
+        return device.replica_group(mesh.list_groups(argument))
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument

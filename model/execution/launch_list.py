@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from model.layers.joint import join_launches
-from model.layers.launch import FLOAT32, INT32, Launch, StepShape, Value, copied
+from model.layers.launch import FLOAT32, INT32, Launch, StepShape, Value, count_copy_work
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, name_in_group
 from model.network import Section
@@ -57,7 +57,7 @@ def _takes_copies(copies: int) -> bool:
             "copy_pages",
             {"cache": pages, "other": None, "sources": numbers, "destinations": numbers},
             (),
-            copied(numbers),
+            count_copy_work(numbers),
             copies,
         ).refusal
         is None

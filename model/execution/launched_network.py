@@ -20,7 +20,7 @@ from model.execution.stages import divide_stages, find_sent_values, launch_send
 from model.layers.launch import Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, list_states
 from model.layers.paged import CacheGroup, find_padding_page, name_in_group
-from model.layers.shard import vocabulary_span
+from model.layers.shard import slice_vocabulary
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.network import Network, Section, Sharding
@@ -81,7 +81,7 @@ class LaunchedNetwork:
         self._stages = [
             _Stage.from_sections(sections, largest_step, network.before.values()) for sections in stages
         ]
-        rank_stages = [self._stages[mesh.stage_of(rank)] for rank in device.local_ranks]
+        rank_stages = [self._stages[mesh.find_stage(rank)] for rank in device.local_ranks]
         state_bytes = sum(state.nbytes for stage in rank_stages for state in stage.states)
         check_memory(state_bytes, f"{purpose} on {len(rank_stages)} ranks")
         shard_weights = {rank_weights.shard: rank_weights for rank_weights in weights}
@@ -127,7 +127,7 @@ class LaunchedNetwork:
             pending = [copies[size:] for copies in pending]
             pairs = np.array(padded, np.int32)  # [groups, size, 2]
             for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
-                destinations, sources = np.split(pairs[self._mesh.group_of(rank)], 2, axis=1)
+                destinations, sources = np.split(pairs[self._mesh.find_group(rank)], 2, axis=1)
                 arrays[destinations_name] = self._device.hold(destinations)
                 arrays[sources_name] = self._device.hold(sources)
             self._run_graph(self._bound_copies(size, cache_group))
@@ -211,7 +211,7 @@ class LaunchedNetwork:
     def _hold_inputs(self, network: Network, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> None:
         """Put each local rank's shard of a step's inputs on the device, cast to the dtype that the network declares."""
         for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
-            group = self._mesh.group_of(rank)
+            group = self._mesh.find_group(rank)
             for name, array in inputs.items():
                 declared = network.inputs[name]
                 rank_array = self._shard_input(array[group], declared.sharding, shape, rank)
@@ -227,11 +227,11 @@ class LaunchedNetwork:
         if sharding is Sharding.replicated:
             return array
         if sharding is Sharding.vocabulary:
-            columns = vocabulary_span(array.shape[-1], self._mesh.shard(rank))
+            columns = slice_vocabulary(array.shape[-1], self._mesh.shard(rank))
             return np.ascontiguousarray(array[:, columns])
         rows = slice(shape.tokens)
         if shape.phase is Phase.prefill:
-            rows = self._mesh.local_rows(rank, shape.tokens)
+            rows = self._mesh.slice_local_rows(rank, shape.tokens)
         return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
 
     def _run_graph(self, launches: Sequence[BoundLaunch]) -> None:

@@ -23,7 +23,7 @@ from model.layers.launch import (
     StepShape,
     Value,
     WeightDtypes,
-    copied,
+    count_copy_work,
 )
 from model.layers.layer import Layer, list_states
 from model.mesh import Mesh
@@ -103,7 +103,7 @@ def find_sent_values(before: Iterable[Section], after: Iterable[Section], step: 
 def launch_send(value: Value) -> Launch:
     """Return the launch of the kernel `send_receive` that sends a value to the next pipeline stage."""
     arguments: dict[str, Argument] = {"x": value, "source_target_pairs": Axis.pipeline}
-    return Launch(SEND, arguments, (value.name,), copied(value), value.shape[0])
+    return Launch(SEND, arguments, (value.name,), count_copy_work(value), value.shape[0])
 
 
 def divide_evenly(costs: Sequence[int], count: int, cuts: Collection[int]) -> list[range]:
@@ -182,5 +182,5 @@ def layers_of_stage(network: Network, mesh: Mesh, rank: int) -> list[Layer]:
         WeightDtypes(FLOAT32),
         expert_ranks=mesh.expert,
     )
-    sections = divide_stages(network, mesh.pipeline, step)[mesh.stage_of(rank)]
+    sections = divide_stages(network, mesh.pipeline, step)[mesh.find_stage(rank)]
     return [layer for section in sections for layer in section]

@@ -14,7 +14,7 @@ from model.config import Config, Fields, ModelConfig
 from model.config.folder import check_inside, check_model_folder, find_config_file, list_model_files
 from model.config.published import check_config_path
 from model.errors import ModelError
-from model.families.registry import FAMILIES, compose, read, single_step_tasks
+from model.families.registry import FAMILIES, compose, list_single_step_tasks, read
 from model.families.stand_in import find_nearest_family, read_stand_in
 from model.families.tasks import SPEECH, TEXT, C, Task
 from model.layers import find_unsupported
@@ -28,11 +28,11 @@ __all__ = [
     "TEXT",
     "Task",
     "compose",
+    "find_task",
+    "list_single_step_tasks",
     "load_config",
     "read_config",
     "read_record",
-    "single_step_tasks",
-    "task_of",
 ]
 
 
@@ -65,7 +65,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
     config = read(_find_model_type(fields), fields)
     if config.refusals:
         raise ModelError(config.refusals[0], _CODE)
-    task = task_of(config)
+    task = find_task(config)
     if task not in (tasks or (TEXT,)):
         raise ModelError(f"{folder / 'config.json'}: a {config.model_type} {task.does}", _CODE)
     if not isinstance(config, ModelConfig):
@@ -84,7 +84,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
     )
 
 
-def task_of(config: Config) -> Task[Any]:
+def find_task(config: Config) -> Task[Any]:
     """Return the task of a config, such as TEXT or SPEECH, from the registry's row of its model type."""
     return FAMILIES[config.model_type].task
 
@@ -101,7 +101,7 @@ def read_config(path: Path, family: str | None = None) -> ModelConfig:
     """
     config = read_record(path, family)
     if not isinstance(config, ModelConfig):
-        raise ModelError(f"{path}: a {config.model_type} {task_of(config).does}", _CODE)
+        raise ModelError(f"{path}: a {config.model_type} {find_task(config).does}", _CODE)
     return config
 
 

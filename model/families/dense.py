@@ -15,7 +15,7 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
 from model.config.reading import read_common, read_dtype, read_gated_mlp, read_layer_count, read_norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
-from model.families.tokens import token_network
+from model.families.tokens import build_token_network
 from model.formats import read_format, read_method
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
@@ -105,7 +105,7 @@ def compose(config: ModelConfig, names: Names = LLAMA, build_mixer: BuildMixer |
     tied = config.tie_word_embeddings
     embedding = Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned)
     mixers = (block.mixer for block in config.blocks)
-    return token_network(
+    return build_token_network(
         _add_per_layer_inputs(config, names, embedding),
         tuple(
             _BlockBuilder(config, names, number, build_mixer).build() for number in range(len(config.blocks))
@@ -202,29 +202,33 @@ class _BlockBuilder:
         """Return the layers of the block in order: mixer, MLP or experts, and the per-layer input if there is one."""
         mixer, per_layer_input = self._block.mixer, self._block.per_layer_input
         if isinstance(mixer, LatentAttention):
-            return self._latent_attention(mixer), self._mlp()
+            return self._build_latent_attention(mixer), self._build_mlp()
         if not isinstance(mixer, GroupedAttention):
             assert self.build_mixer is not None
-            norm = self._norm("mixer.norm", self.names.before_attention)
-            return self.build_mixer(self.config, self.number, norm), self._mlp()
+            norm = self._build_norm("mixer.norm", self.names.before_attention)
+            return self.build_mixer(self.config, self.number, norm), self._build_mlp()
         if per_layer_input is None:
-            return self._attention(mixer), self._mlp()
-        return self._attention(mixer), self._feed_forward(None), self._per_layer_input(per_layer_input)
+            return self._build_attention(mixer), self._build_mlp()
+        return (
+            self._build_attention(mixer),
+            self._build_feed_forward(None),
+            self._build_per_layer_input(per_layer_input),
+        )
 
-    def _scale(self) -> Scale | None:
+    def _build_scale(self) -> Scale | None:
         """Return the factor of the block's output; None for a block without one."""
         return (
-            Scale(f"layers.{self.number}.scale", self._tensor(self.names.scale))
+            Scale(f"layers.{self.number}.scale", self._name_tensor(self.names.scale))
             if self._block.scaled
             else None
         )
 
-    def _tensor(self, name: str) -> str:
+    def _name_tensor(self, name: str) -> str:
         return f"{self.names.layer}.{self.number}.{name}"
 
-    def _norm(self, name: str, tensor_name: str) -> Norm:
+    def _build_norm(self, name: str, tensor_name: str) -> Norm:
         """Return a norm of hidden states: `name` names it within the block, `tensor_name` in the block's checkpoint."""
-        block_norms, tensor = self._block.norms, self._tensor(tensor_name)
+        block_norms, tensor = self._block.norms, self._name_tensor(tensor_name)
         return Norm(
             f"layers.{self.number}.{name}",
             f"{tensor}.weight",
@@ -234,73 +238,73 @@ class _BlockBuilder:
             block_norms.offset,
         )
 
-    def _projection(self, name: str, outputs: int, inputs: int, bias: bool = False) -> Projection:
-        tensor = self._tensor(name)
+    def _build_projection(self, name: str, outputs: int, inputs: int, bias: bool = False) -> Projection:
+        tensor = self._name_tensor(name)
         bias_tensor = f"{tensor}.bias" if bias else None
         return Projection(f"{tensor}.weight", outputs, inputs, bias_tensor, transposed=self.names.transposed)
 
-    def _attention(self, mixer: GroupedAttention) -> Attention:
+    def _build_attention(self, mixer: GroupedAttention) -> Attention:
         names, hidden, block_norms = self.names, self.config.hidden_size, self._block.norms
         queries, keys, sharer = mixer.query_width, mixer.kv_width, mixer.cache_of
         if names.qkv:
             sizes = (queries, keys, keys)
-            inputs = self._projection(names.qkv, sum(sizes), hidden, mixer.query_bias).split(sizes)
+            inputs = self._build_projection(names.qkv, sum(sizes), hidden, mixer.query_bias).split(sizes)
         else:
             inputs = (
-                self._projection(names.query, queries, hidden, mixer.query_bias),
-                self._projection(names.key, keys, hidden, mixer.key_bias),
-                self._projection(
+                self._build_projection(names.query, queries, hidden, mixer.query_bias),
+                self._build_projection(names.key, keys, hidden, mixer.key_bias),
+                self._build_projection(
                     names.key if mixer.keys_as_values else names.value, keys, hidden, mixer.value_bias
                 ),
             )
         if mixer.output_gate and names.output_gate:
-            inputs = (*inputs, self._projection(names.output_gate, queries, hidden))
+            inputs = (*inputs, self._build_projection(names.output_gate, queries, hidden))
         elif mixer.output_gate:  # one tensor of queries and gates, head by head
-            fused = self._projection(names.query, 2 * queries, hidden, mixer.query_bias)
+            fused = self._build_projection(names.query, 2 * queries, hidden, mixer.query_bias)
             query, gate = fused.split((mixer.head_dim, mixer.head_dim), mixer.heads)
             inputs = (query, *inputs[1:], gate)
         return Attention(
             f"layers.{self.number}.attention",
             hidden,
             mixer,
-            self._norm("attention.norm", names.before_attention) if block_norms.before else None,
+            self._build_norm("attention.norm", names.before_attention) if block_norms.before else None,
             AttentionProjections(
                 inputs if sharer is None else inputs[:1],
-                self._projection(names.output, hidden, queries, mixer.output_bias),
+                self._build_projection(names.output, hidden, queries, mixer.output_bias),
             ),
-            self._head_norms(mixer),
-            self._norm("attention.after", names.after_attention) if block_norms.after else None,
+            self._build_head_norms(mixer),
+            self._build_norm("attention.after", names.after_attention) if block_norms.after else None,
             None if sharer is None else f"layers.{sharer}.attention",
-            self._tensor(names.sinks) if mixer.sinks else None,
+            self._name_tensor(names.sinks) if mixer.sinks else None,
         )
 
-    def _latent_attention(self, mixer: LatentAttention) -> LatentMixer:
+    def _build_latent_attention(self, mixer: LatentAttention) -> LatentMixer:
         names, hidden = self.names.latent, self.config.hidden_size
         name, rank, query_rank = f"layers.{self.number}.attention", mixer.latent_rank, mixer.query_rank
         queries = mixer.heads * mixer.query_dim
         query_latent = query_norm = None
-        query = self._projection(names.query, queries, hidden)
+        query = self._build_projection(names.query, queries, hidden)
         if query_rank:
-            query_latent = self._projection(names.query_latent, query_rank, hidden)
-            query = self._projection(names.query_of_latent, queries, query_rank)
+            query_latent = self._build_projection(names.query_latent, query_rank, hidden)
+            query = self._build_projection(names.query_of_latent, queries, query_rank)
             query_norm = Norm(
-                f"{name}.q_norm", f"{self._tensor(names.query_norm)}.weight", query_rank, _LATENT_EPS
+                f"{name}.q_norm", f"{self._name_tensor(names.query_norm)}.weight", query_rank, _LATENT_EPS
             )
         expanded, values = mixer.heads * (mixer.plain_dim + mixer.value_dim), mixer.heads * mixer.value_dim
         projections = LatentProjections(
             query_latent,
             query,
-            self._projection(names.latent, mixer.row_width, hidden),
-            self._projection(names.expand, expanded, rank),
-            self._projection(self.names.output, hidden, values),
+            self._build_projection(names.latent, mixer.row_width, hidden),
+            self._build_projection(names.expand, expanded, rank),
+            self._build_projection(self.names.output, hidden, values),
         )
-        norm = self._norm("attention.norm", self.names.before_attention)
+        norm = self._build_norm("attention.norm", self.names.before_attention)
         latent_norm = Norm(
-            f"{name}.latent_norm", f"{self._tensor(names.latent_norm)}.weight", rank, _LATENT_EPS
+            f"{name}.latent_norm", f"{self._name_tensor(names.latent_norm)}.weight", rank, _LATENT_EPS
         )
         return LatentMixer(name, hidden, mixer, norm, projections, query_norm, latent_norm)
 
-    def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, ...]:
+    def _build_head_norms(self, mixer: GroupedAttention) -> tuple[Norm, ...]:
         """Return the norms of queries and of keys: (), both, or that of queries if another block's keys are read."""
         if mixer.head_norm is None:
             return ()
@@ -310,7 +314,7 @@ class _BlockBuilder:
         return tuple(
             Norm(
                 f"layers.{self.number}.attention.{name}",
-                f"{self._tensor(tensor_name)}.weight",
+                f"{self._name_tensor(tensor_name)}.weight",
                 heads * mixer.head_dim if is_wide else mixer.head_dim,
                 block_norms.eps,
                 offset=block_norms.offset,
@@ -319,59 +323,65 @@ class _BlockBuilder:
             for name, tensor_name, heads, cut_heads in ((query, key) if mixer.cache_of is None else (query,))
         )
 
-    def _per_layer_input(self, sizes: PerLayerInput) -> GatedInput:
+    def _build_per_layer_input(self, sizes: PerLayerInput) -> GatedInput:
         tensors, hidden = self.names.per_layer, self.config.hidden_size
         assert tensors is not None
-        name, tensor = f"layers.{self.number}.per_layer_input", self._tensor(tensors.after)
+        name, tensor = f"layers.{self.number}.per_layer_input", self._name_tensor(tensors.after)
         return GatedInput(
             name,
             hidden,
             Columns("per_layer_inputs", len(self.config.blocks) * sizes.width, self.number * sizes.width),
-            self._projection(tensors.gate, sizes.width, hidden),
-            self._projection(tensors.output, hidden, sizes.width),
+            self._build_projection(tensors.gate, sizes.width, hidden),
+            self._build_projection(tensors.output, hidden, sizes.width),
             sizes.activation,
             Norm(f"{name}.after", f"{tensor}.weight", hidden, self._block.norms.eps),
-            self._scale(),
+            self._build_scale(),
         )
 
-    def _mlp(self) -> FeedForward | RoutedExperts:
+    def _build_mlp(self) -> FeedForward | RoutedExperts:
         mlp = self._block.mlp
-        return self._experts(mlp) if isinstance(mlp, Experts) else self._feed_forward(self._scale())
+        return (
+            self._build_experts(mlp)
+            if isinstance(mlp, Experts)
+            else self._build_feed_forward(self._build_scale())
+        )
 
-    def _experts(self, routing: Experts) -> RoutedExperts:
+    def _build_experts(self, routing: Experts) -> RoutedExperts:
         names, hidden = self.names.experts, self.config.hidden_size
         shared = choice_bias = shared_gate = None
         numbers = range(routing.count)
         if isinstance(names, StackedExpertNames):
-            experts = Numbered(numbers, partial(self._stacked_expert, names, routing.width))
+            experts = Numbered(numbers, partial(self._build_stacked_expert, names, routing.width))
         else:
-            build, prefix = partial(self._expert, names), names.experts
+            build, prefix = partial(self._build_expert, names), names.experts
             experts = Numbered(numbers, lambda number: build(f"{prefix}.{number}", routing.width))
             shared = build(names.shared, routing.shared_width) if routing.shared_width else None
-            shared_gate = self._projection(names.shared_gate, 1, hidden) if routing.shared_gate else None
-            choice_bias = self._tensor(names.choice_bias) if routing.choice_bias else None
+            shared_gate = (
+                self._build_projection(names.shared_gate, 1, hidden) if routing.shared_gate else None
+            )
+            choice_bias = self._name_tensor(names.choice_bias) if routing.choice_bias else None
         return RoutedExperts(
             f"layers.{self.number}.experts",
             hidden,
-            self._norm("experts.norm", self.names.before_mlp),
+            self._build_norm("experts.norm", self.names.before_mlp),
             routing,
-            self._projection(names.router, routing.count, hidden, routing.router_bias),
+            self._build_projection(names.router, routing.count, hidden, routing.router_bias),
             experts,
             shared,
             choice_bias,
             shared_gate,
-            self._norm("experts.after", self.names.after_mlp) if self._block.norms.after else None,
+            self._build_norm("experts.after", self.names.after_mlp) if self._block.norms.after else None,
         )
 
-    def _expert(self, names: ExpertNames, prefix: str, width: int) -> ExpertProjections:
+    def _build_expert(self, names: ExpertNames, prefix: str, width: int) -> ExpertProjections:
         hidden = self.config.hidden_size
         return ExpertProjections(
-            self._projection(f"{prefix}.{names.gate}", width, hidden),
-            self._projection(f"{prefix}.{names.up}", width, hidden),
-            self._projection(f"{prefix}.{names.down}", hidden, width),
+            self._build_projection(f"{prefix}.{names.gate}", width, hidden),
+            self._build_projection(f"{prefix}.{names.up}", width, hidden),
+            self._build_projection(f"{prefix}.{names.down}", hidden, width),
         )
 
-    def _stacked_expert(self, names: StackedExpertNames, width: int, number: int) -> ExpertProjections:
+    def _build_stacked_expert(self, names: StackedExpertNames, width: int, number: int) -> ExpertProjections:
         """Return the projections of expert `number`, with intermediate size `width`, from stacked checkpoint tensors.
 
         The outputs of gate and up alternate in one tensor.
@@ -384,7 +394,7 @@ class _BlockBuilder:
         gate, up = fused.split((1, 1), width)
         return ExpertProjections(gate, up, Projection(down, hidden, width, down_bias, transposed=True))
 
-    def _feed_forward(self, scale: Scale | None) -> FeedForward:
+    def _build_feed_forward(self, scale: Scale | None) -> FeedForward:
         names, hidden, block_norms, mlp = (
             self.names,
             self.config.hidden_size,
@@ -392,19 +402,19 @@ class _BlockBuilder:
             self._block.mlp,
         )
         assert isinstance(mlp, Mlp)
-        up = self._projection(names.up, mlp.width, hidden, mlp.bias)
-        gate = self._projection(names.gate, mlp.width, hidden, mlp.bias) if mlp.gated else None
+        up = self._build_projection(names.up, mlp.width, hidden, mlp.bias)
+        gate = self._build_projection(names.gate, mlp.width, hidden, mlp.bias) if mlp.gated else None
         if mlp.gated and names.gate_up:
             sizes = (mlp.width, mlp.width)
-            gate, up = self._projection(names.gate_up, sum(sizes), hidden, mlp.bias).split(sizes)
+            gate, up = self._build_projection(names.gate_up, sum(sizes), hidden, mlp.bias).split(sizes)
         return FeedForward(
             f"layers.{self.number}.mlp",
             hidden,
-            self._norm("mlp.norm", names.before_mlp) if block_norms.before else None,
+            self._build_norm("mlp.norm", names.before_mlp) if block_norms.before else None,
             gate,
             up,
-            self._projection(names.down, hidden, mlp.width, mlp.bias),
+            self._build_projection(names.down, hidden, mlp.width, mlp.bias),
             mlp.activation,
-            self._norm("mlp.after", names.after_mlp) if block_norms.after else None,
+            self._build_norm("mlp.after", names.after_mlp) if block_norms.after else None,
             scale,
         )

@@ -38,7 +38,7 @@ def compose(config: ModelConfig) -> Network:
     streams = config.blocks[0].streams
     assert streams is not None
     projections = (
-        _weight(f"model.altup_{name}.{number}.weight", (hidden, hidden), "projections")
+        _build_weight(f"model.altup_{name}.{number}.weight", (hidden, hidden), "projections")
         for name in ("projections", "unembed_projections")
         for number in range(streams.count - 1)
     )
@@ -67,13 +67,13 @@ def _build_updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
     return Uncomputed(
         _UPDATES,
         (
-            *(_weight(f"{tensor}.{name}.weight", shape, "") for name, shape in matrices.items()),
-            *(_weight(f"{tensor}.{name}", (hidden,), "norms") for name in vectors),
+            *(_build_weight(f"{tensor}.{name}.weight", shape, "") for name, shape in matrices.items()),
+            *(_build_weight(f"{tensor}.{name}", (hidden,), "norms") for name in vectors),
         ),
     )
 
 
-def _weight(tensor: str, shape: Shape, component: str) -> Weight:
+def _build_weight(tensor: str, shape: Shape, component: str) -> Weight:
     """Return a weight that is one whole checkpoint tensor on every rank; plans count it under `component`."""
     return Weight(tensor, (Tensor(tensor, shape, WHOLE),), component=component)
 

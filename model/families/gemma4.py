@@ -93,14 +93,14 @@ def _build_experts(tensor: str, experts: Experts, hidden: int) -> Uncomputed:
             ),
             *(Weight(tensor.name, (tensor,)) for tensor in (router, scale)),
             *(
-                StackedWeight(matrix.name, Numbered(range(experts.count), partial(_expert_tensor, matrix)))
+                StackedWeight(matrix.name, Numbered(range(experts.count), partial(_select_expert, matrix)))
                 for matrix in matrices
             ),
         ),
     )
 
 
-def _expert_tensor(stack: Tensor, number: int) -> Tensor:
+def _select_expert(stack: Tensor, number: int) -> Tensor:
     return replace(stack, name=name_in_stack(stack.name, number))
 
 

@@ -8,7 +8,7 @@ from model.config.blocks import Block, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import StateSpace
 from model.config.reading import read_common, read_layer_count, read_norms
-from model.families.tokens import token_network
+from model.families.tokens import build_token_network
 from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.layer import Layer
@@ -55,7 +55,7 @@ def build_network(config: ModelConfig, build_mixer: Callable[[ModelConfig, int],
     hidden, vocabulary, eps = config.hidden_size, config.vocab_size, config.blocks[0].norms.eps
     table, head, tied = "backbone.embeddings.weight", "lm_head.weight", config.tie_word_embeddings
     last = Norm("head.norm", "backbone.norm_f.weight", hidden, eps)
-    return token_network(
+    return build_token_network(
         Embedding("embedding", table, vocabulary, hidden, 1.0, None),
         tuple((build_mixer(config, number),) for number in range(len(config.blocks))),
         Head("head", table if tied else head, vocabulary, hidden, last, 1.0, None),
@@ -88,7 +88,7 @@ def _build_mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
             ((inner, COLUMN_PARALLEL),),
             mixer.convolution_bias,
         ),
-        output_projection(tensor, hidden, inner, mixer.bias),
+        build_output_projection(tensor, hidden, inner, mixer.bias),
         mixer,
         Projection(f"{tensor}.x_proj.weight", mixer.step_rank + 2 * mixer.state, inner),
         Projection(f"{tensor}.dt_proj.weight", inner, mixer.step_rank, f"{tensor}.dt_proj.bias"),
@@ -97,6 +97,6 @@ def _build_mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
     )
 
 
-def output_projection(tensor: str, hidden: int, inner: int, bias: bool) -> Projection:
+def build_output_projection(tensor: str, hidden: int, inner: int, bias: bool) -> Projection:
     """Return the output projection [hidden, inner] of a mixer whose tensors' names begin with `tensor`."""
     return Projection(f"{tensor}.out_proj.weight", hidden, inner, f"{tensor}.out_proj.bias" if bias else None)

@@ -8,7 +8,7 @@ from model.config.blocks import Block, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import StateSpaceHeads
 from model.config.reading import MOST_HEADS, read_common, read_layer_count, read_norms
-from model.families.mamba import build_network, check_activation, output_projection
+from model.families.mamba import build_network, build_output_projection, check_activation
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
@@ -93,7 +93,7 @@ def _build_mixer(config: ModelConfig, number: int) -> ScannedHeads:
             tuple(zip(sizes[1:4], choose_input_cuts(mixer)[1:4])),
             mixer.convolution_bias,
         ),
-        output_projection(tensor, hidden, mixer.inner, mixer.bias),
+        build_output_projection(tensor, hidden, mixer.inner, mixer.bias),
         mixer,
         (f"{tensor}.dt_bias", f"{tensor}.A_log", f"{tensor}.D"),
         Norm(

@@ -82,7 +82,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def single_step_tasks() -> tuple[Task[Any], ...]:
+def list_single_step_tasks() -> tuple[Task[Any], ...]:
     """Return, each once, the tasks of the registry's families that name a `runner`: their steps all have one size."""
     return tuple({row.task: None for row in FAMILIES.values() if row.task.runner})
 

@@ -15,7 +15,7 @@ from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.network import Input, Network, Section, Sharding
 
 
-def token_network(
+def build_token_network(
     embedding: Layer,
     blocks: Sequence[Section],
     head: Head,

@@ -153,7 +153,7 @@ class Format(Protocol):
             ModelError: A range begins inside a block and ends after it; the blocks of a part must begin with the part.
         """
         return {
-            name: tensors[name][_entries(rows, spec.block[0]), _entries(columns, spec.block[1])]
+            name: tensors[name][_slice_blocks(rows, spec.block[0]), _slice_blocks(columns, spec.block[1])]
             for name, spec in self.describe_tensors(shape).items()
         }
 
@@ -220,7 +220,7 @@ class QuantisedWeight:
         """Return the widened elements as a plain array of another shape."""
         return np.asarray(self).reshape(*shape)
 
-    def stored(self) -> dict[str, np.ndarray]:
+    def cut_stored(self) -> dict[str, np.ndarray]:
         """Return the entries of the stored tensors for this part of the weight, by name, never transposed.
 
         Raises:
@@ -229,22 +229,24 @@ class QuantisedWeight:
         return self.format.shard(self.tensors, self.whole_shape, self.rows, self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        wide = self.widened()
+        wide = self.to_array()
         return wide if dtype is None else wide.astype(dtype, copy=False)
 
-    def widened(self) -> np.ndarray:
+    def to_array(self) -> np.ndarray:
         """Return the numbers of this part as a new array of `shape` in `dtype`; numbers out of range are infinite."""
         result = np.empty((len(self.rows), len(self.columns)), self.dtype)
         specs = self.format.describe_tensors(self.whole_shape)
         row_block, column_block = (lcm(*(spec.block[axis] for spec in specs.values())) for axis in (0, 1))
-        for rows in _runs(self.rows, specs[ELEMENTS].block[0], row_block, _ROWS_AT_ONCE):
-            for columns in _runs(self.columns, specs[ELEMENTS].block[1], column_block, self.whole_shape[1]):
+        for rows in _split_into_ranges(self.rows, specs[ELEMENTS].block[0], row_block, _ROWS_AT_ONCE):
+            for columns in _split_into_ranges(
+                self.columns, specs[ELEMENTS].block[1], column_block, self.whole_shape[1]
+            ):
                 numbers = self.format.widen(self.format.shard(self.tensors, self.whole_shape, rows, columns))
-                kept_rows, kept_columns = _common(rows, self.rows), _common(columns, self.columns)
+                kept_rows, kept_columns = _intersect(rows, self.rows), _intersect(columns, self.columns)
                 with np.errstate(over="ignore"):
-                    result[_within(kept_rows, self.rows), _within(kept_columns, self.columns)] = numbers[
-                        _within(kept_rows, rows), _within(kept_columns, columns)
-                    ]
+                    result[_slice_within(kept_rows, self.rows), _slice_within(kept_columns, self.columns)] = (
+                        numbers[_slice_within(kept_rows, rows), _slice_within(kept_columns, columns)]
+                    )
         return result.T if self.is_transposed else result
 
 
@@ -252,7 +254,7 @@ Weight = np.ndarray | QuantisedWeight
 """A tensor of the layers: plain, or in the tensors of a format."""
 
 
-def _entries(elements: range, block: int) -> slice:
+def _slice_blocks(elements: range, block: int) -> slice:
     """Return the slice of blocks, of `block` elements each, that contain a range of elements along an axis.
 
     Raises:
@@ -269,7 +271,7 @@ def _entries(elements: range, block: int) -> slice:
     return slice(first, last + 1)
 
 
-def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
+def _split_into_ranges(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
     """Yield ranges, in order, that together cover `elements`, each of at most `most` elements or of one unit.
 
     A range consists of whole units of `unit` elements, so the first and the last range may go beyond `elements`. It
@@ -287,11 +289,11 @@ def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
         first = last
 
 
-def _common(one: range, other: range) -> range:
+def _intersect(one: range, other: range) -> range:
     """Return the intersection of two ranges with step 1."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _within(inner: range, outer: range) -> slice:
+def _slice_within(inner: range, outer: range) -> slice:
     """Return the slice of an array over `outer` that has the elements of `inner`, a range inside `outer`."""
     return slice(inner.start - outer.start, inner.stop - outer.start)

@@ -87,7 +87,7 @@ class Mx(Format):
         """Return each element times its block's power of two, float32 [out, in]; NaN in a block with scale 255."""
         scales = tensors[SCALES]
         indices = scales[:, :, None].astype(np.uint16) << 8 | tensors[ELEMENTS]
-        return np.take(_pairs(), indices, axis=0).reshape(len(scales), -1)
+        return np.take(_list_pairs(), indices, axis=0).reshape(len(scales), -1)
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return the stored elements and scales, uint8, of numbers [out, in]; `in` must be a multiple of 32.
@@ -114,7 +114,7 @@ def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)
-def _pairs() -> np.ndarray:
+def _list_pairs() -> np.ndarray:
     """Return a table, float32 [65536, 2]: row 256 * scale + byte has the byte's two elements times 2^(scale - 127)."""
     half = np.array([*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)], np.float32)
     codes = np.arange(256)

@@ -58,12 +58,12 @@ class Arithmetic:
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
-            self._weights = {name: widen(self._device_weight(name)) for name in weights}
+            self._weights = {name: widen(self._cast_for_device(name)) for name in weights}
             self._exact = frozenset(weights)  # rounded already
         self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _device_weight(self, name: str) -> Weight:
+    def _cast_for_device(self, name: str) -> Weight:
         """Return the whole weight `name` in the dtype that it has in HBM (`choose_weight_dtype`)."""
         return cast_weight(self._weights[name], self._dtype, name in self._exact)
 
@@ -76,21 +76,21 @@ class Arithmetic:
                 ids and the routing weights, [tokens, K] each.
         """
 
-    def rounded(self, x: np.ndarray) -> np.ndarray:
+    def round(self, x: np.ndarray) -> np.ndarray:
         """Round an array to the dtype of the activations and return it in float32."""
         return x if self._dtype == FLOAT32 else widen(x.astype(self._dtype))
 
-    def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def load_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return the rows `ids` of the checkpoint table `name` in float32, [*ids.shape, columns]."""
-        return widen(np.asarray(self._device_weight(name))[ids])
+        return widen(np.asarray(self._cast_for_device(name))[ids])
 
-    def tensor(self, name: str) -> np.ndarray:
+    def load_tensor(self, name: str) -> np.ndarray:
         """Return the whole checkpoint tensor `name` in float32, rounded to its dtype in HBM."""
-        return widen(self._device_weight(name))
+        return widen(self._cast_for_device(name))
 
-    def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
+    def multiply(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """Return x [rows, in] @ matrix.T + bias of a projection [out, in]: float32 [rows, out], not rounded."""
-        return x @ self._matrix(projection).T + self.bias(projection)
+        return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
     def sum_partial_products(
         self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
@@ -106,11 +106,11 @@ class Arithmetic:
             span: Returns the slice of a rank's inputs, from the number of inputs and the shard.
         """
         if self._ranks == 1:
-            return self.product(x, projection)
-        weight = self._matrix(projection)
+            return self.multiply(x, projection)
+        weight = self._load_matrix(projection)
         column_spans = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
-        partial = [self.rounded(x[:, columns] @ weight[:, columns].T) for columns in column_spans]
-        return self.rounded(np.sum(partial, axis=0)) + self.bias(projection)
+        partial = [self.round(x[:, columns] @ weight[:, columns].T) for columns in column_spans]
+        return self.round(np.sum(partial, axis=0)) + self.load_bias(projection)
 
     def sum_expert_products(
         self,
@@ -132,20 +132,20 @@ class Arithmetic:
             partial = np.zeros(shape, FLOAT32)
             for rows, x, projection in products:
                 columns = span(x.shape[-1], Shard(rank, self._ranks))
-                partial[rows] += x[:, columns] @ self._matrix(projection)[:, columns].T
-            total += partial if self._ranks == 1 else self.rounded(partial)
-        return total if self._ranks == 1 else self.rounded(total)
+                partial[rows] += x[:, columns] @ self._load_matrix(projection)[:, columns].T
+            total += partial if self._ranks == 1 else self.round(partial)
+        return total if self._ranks == 1 else self.round(total)
 
-    def _matrix(self, projection: Projection) -> np.ndarray:
-        return widen(projection.weight(WHOLE).select(self._device_weight(projection.tensor)))
+    def _load_matrix(self, projection: Projection) -> np.ndarray:
+        return widen(projection.weight(WHOLE).select(self._cast_for_device(projection.tensor)))
 
-    def bias(self, projection: Projection) -> np.ndarray | np.float32:
+    def load_bias(self, projection: Projection) -> np.ndarray | np.float32:
         """Return the bias of a projection in float32, [out]; 0 if the projection has none."""
         if projection.bias is None:
             return np.float32(0)
-        return widen(projection.bias_row(WHOLE).select(self._device_weight(projection.bias)))
+        return widen(projection.bias_row(WHOLE).select(self._cast_for_device(projection.bias)))
 
-    def norm(
+    def normalise(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
     ) -> np.ndarray:
         """Return the RMSNorm of x over the last axis, rounded to the activations' dtype; LayerNorm with a `bias`.
@@ -161,9 +161,9 @@ class Arithmetic:
             x = x - np.mean(x, axis=-1, keepdims=True)
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
         if name is None:
-            return self.rounded(x / root)
-        normalised = x / root * (widen(self._device_weight(name)) + np.float32(offset))
-        return self.rounded(normalised if bias is None else normalised + widen(self._device_weight(bias)))
+            return self.round(x / root)
+        normalised = x / root * (widen(self._cast_for_device(name)) + np.float32(offset))
+        return self.round(normalised if bias is None else normalised + widen(self._cast_for_device(bias)))
 
     def rotate(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
         """Return heads [heads, tokens, head_dim] with rotary embeddings of the positions in `span`, rounded.
@@ -181,7 +181,7 @@ class Arithmetic:
         cos, sin = (table[span.start : end] for table in self._tables[key])
         half = cos.shape[1]
         first, second, unrotated = np.split(heads, (half, 2 * half), axis=-1)
-        return self.rounded(
+        return self.round(
             np.concatenate([first * cos - second * sin, second * cos + first * sin, unrotated], axis=-1)
         )
 

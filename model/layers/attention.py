@@ -34,13 +34,13 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    product,
+    count_product_work,
     split_into_launches,
 )
 from model.layers.layer import Constant, States
 from model.layers.shard import by_query_heads
 from model.layers.softmax import attend
-from model.layers.weight import Tensor, Weight, value_of
+from model.layers.weight import Tensor, Weight, create_argument
 
 ENCODED = "encoder.attention"
 """The cache name that all layers of an encoder share; attention writes this cache and nothing reads it later."""
@@ -125,11 +125,11 @@ class Attention(AttentionHeads):
         window = self.heads.window
         return window if window is not None and window < length else None
 
-    def _score_arguments(self, step: StepShape, window: int | None) -> dict[str, Argument]:
+    def _list_score_arguments(self, step: StepShape, window: int | None) -> dict[str, Argument]:
         """Return the kernel arguments `window`, `softcap` and `sinks` [1, heads of a rank]; absent ones are None."""
-        return {"window": window, "softcap": self.heads.softcap, "sinks": value_of(self._sinks, step)}
+        return {"window": window, "softcap": self.heads.softcap, "sinks": create_argument(self._sinks, step)}
 
-    def _decode_arguments(self, step: StepShape) -> dict[str, Argument]:
+    def _list_decode_arguments(self, step: StepShape) -> dict[str, Argument]:
         """Return the arguments of both decode kernels for the cache, the positions and the scores.
 
         If `positions` count from the first page of a window, `rope_positions` are the positions in the sequence.
@@ -139,17 +139,17 @@ class Attention(AttentionHeads):
         return {
             **cache.arguments,
             "positions": cache.positions,
-            **self._score_arguments(step, self._limit_window(length)),
+            **self._list_score_arguments(step, self._limit_window(length)),
             **({} if cache.positions == rope_positions else {"rope_positions": rope_positions}),
         }
 
     def _prefill(self, step: StepShape) -> Launch:
         """Return the launch of attention over the tokens of prompts and their cached prefixes."""
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
-        q, k, v = self._projected(step)
+        q, k, v = self._describe_projected(step)
         cache = self._cache(step)
         window_step = step.for_window(self.heads.window)
-        pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
+        pairs = step.sequences * (self.heads.count_pairs(end) - self.heads.count_pairs(step.prefix))
         operations = 4.0 * q.shape[1] * pairs
         # Activations are the queries, the outputs and, without an owner, the new keys and values.
         activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
@@ -160,16 +160,16 @@ class Attention(AttentionHeads):
             "attention_prefill",
             {
                 "q": q,
-                **self._written_arguments(k, v),
+                **self._list_written_arguments(k, v),
                 **cache.arguments,
                 "scale": self.heads.score_scale,
-                "num_kv_heads": self._kv_heads(step),
+                "num_kv_heads": self._count_kv_heads(step),
                 "prefix": window_step.prefix,
-                **self._score_arguments(step, window),
+                **self._list_score_arguments(step, window),
                 "causal": self.heads.causal,
                 **({"positions": cache.positions} if step.prefix else {}),
             },
-            self._result_names(cache),
+            self._list_result_names(cache),
             LeastWork(operations, float(moved), operations),
             tokens,
             growth=Growth.square,
@@ -182,7 +182,7 @@ class Attention(AttentionHeads):
         The rows of `decoding` come before the rows of the prompts. `step` describes the prompts and counts all rows.
         """
         prompts = self._prefill(step.prompts)
-        q, k, v = self._projected(step)
+        q, k, v = self._describe_projected(step)
         cache = self._cache(step)
         length = decoding.for_window(self.heads.window).cache_length
         prefix = step.for_window(self.heads.window).prefix
@@ -191,14 +191,14 @@ class Attention(AttentionHeads):
             "attention_mixed",
             {
                 "q": q,
-                **self._written_arguments(k, v),
+                **self._list_written_arguments(k, v),
                 **cache.arguments,
                 "positions": cache.positions,
                 "scale": self.heads.score_scale,
                 "decoding": decoding.tokens,
-                "num_kv_heads": self._kv_heads(step),
+                "num_kv_heads": self._count_kv_heads(step),
                 "prefix": prefix,
-                **self._score_arguments(step, window),
+                **self._list_score_arguments(step, window),
             },
             prompts.results,
             prompts.work + self._count_decode_work(decoding, decoding.sequences),
@@ -207,11 +207,11 @@ class Attention(AttentionHeads):
             window=prompts.window,
         )
 
-    def _written_arguments(self, k: Value, v: Value) -> dict[str, Argument]:
+    def _list_written_arguments(self, k: Value, v: Value) -> dict[str, Argument]:
         """Return the arguments `k` and `v`, which attention writes to the cache; empty for a layer with an `owner`."""
         return {"k": k, "v": v} if self.owner is None else {}
 
-    def _result_names(self, cache: Cache) -> tuple[str, ...]:
+    def _list_result_names(self, cache: Cache) -> tuple[str, ...]:
         """Return the names of the results of an attention launch: "o", and the cache arrays without an `owner`."""
         return ("o", *cache.names) if self.owner is None else ("o",)
 
@@ -222,23 +222,24 @@ class Attention(AttentionHeads):
         """
         rows = sequences * step.new_tokens
         q, k, v = (
-            projected.last(rows) if rows < step.tokens else projected for projected in self._projected(step)
+            projected.take_last(rows) if rows < step.tokens else projected
+            for projected in self._describe_projected(step)
         )
         launch_step = replace(step, tokens=rows, sequences=sequences)
         arguments: dict[str, Argument] = {
             "q": q,
-            **self._written_arguments(k, v),
+            **self._list_written_arguments(k, v),
             "scale": self.heads.score_scale,
-            "num_kv_heads": self._kv_heads(step),
-            **self._decode_arguments(launch_step),
-            **(self._rotation_arguments(step) if self._rotates_in_attention(step) else {}),
+            "num_kv_heads": self._count_kv_heads(step),
+            **self._list_decode_arguments(launch_step),
+            **(self._list_rotation_arguments(step) if self._rotates_in_attention(step) else {}),
         }
         if self.owner is not None:  # nothing is written to the cache
             arguments.pop("slots", None)
         return Launch(
             "attention_decode",
             arguments,
-            self._result_names(self._cache(launch_step)),
+            self._list_result_names(self._cache(launch_step)),
             self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
@@ -246,8 +247,8 @@ class Attention(AttentionHeads):
 
     def _count_decode_work(self, step: StepShape, sequences: int) -> LeastWork:
         """Return the least work of decode attention of `sequences` sequences, each with a full cache or window."""
-        q, k, _ = self._projected(step)
-        seen = sequences * self.heads.seen(step.cache_length)
+        q, k, _ = self._describe_projected(step)
+        seen = sequences * self.heads.count_seen(step.cache_length)
         itemsize = self._cache(step).arrays[0].dtype.itemsize
         operations = 4.0 * step.new_tokens * q.shape[1] * seen
         return LeastWork(operations, 2.0 * k.shape[1] * seen * itemsize, operations)
@@ -261,8 +262,8 @@ class Attention(AttentionHeads):
         assert self.norm is not None
         rows = sequences * step.new_tokens
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        x = x.last(rows) if rows < step.tokens else x
-        q, k, _ = self._projected(step)
+        x = x.take_last(rows) if rows < step.tokens else x
+        q, k, _ = self._describe_projected(step)
         launch_step = replace(step, tokens=rows, sequences=sequences)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         return Launch(
@@ -276,14 +277,14 @@ class Attention(AttentionHeads):
                 "kv_size": k.shape[1],
                 "scale": self.heads.score_scale,
                 "w_o": w_o,
-                "num_kv_heads": self._kv_heads(step),
-                **self._rotation_arguments(step),
-                **self._head_norm_arguments(step),
+                "num_kv_heads": self._count_kv_heads(step),
+                **self._list_rotation_arguments(step),
+                **self._list_head_norm_arguments(step),
                 "replica_group": Axis.tensor,
-                **self._decode_arguments(launch_step),
+                **self._list_decode_arguments(launch_step),
             },
             ("x", *self._cache(launch_step).names),
-            product(rows, w_qkv, w_o) + self._count_decode_work(step, sequences),
+            count_product_work(rows, w_qkv, w_o) + self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
             fused=tuple(
@@ -309,8 +310,8 @@ class Attention(AttentionHeads):
         mixed = attend(query, keys, values, self.heads, span, numpy, self.sinks)
         y = self._project_mixed(mixed, normed, numpy)
         if self.after is not None:
-            y = self.after.reference(numpy.rounded(y), numpy)
-        return numpy.rounded(x + y)
+            y = self.after.reference(numpy.round(y), numpy)
+        return numpy.round(x + y)
 
     def _append_to_cache(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
         """Append keys and values `new` to `states` and return all keys and values, [heads, positions, head_dim] each.

@@ -29,16 +29,16 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    copied,
-    gather_arguments,
-    product,
+    count_copy_work,
+    count_product_work,
+    list_gather_arguments,
 )
 from model.layers.layer import Constant
 from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
-from model.layers.weight import Weight, value_of
+from model.layers.weight import Weight, create_argument
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AttentionHeads:
     owner: str | None = None
     component: ClassVar[str] = "attention"
 
-    def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
+    def _pair_inputs_with_cuts(self) -> Iterable[tuple[Projection, Cut]]:
         """Return (projection, cut to a rank's heads) of queries, keys, values and gates, as far as they are present."""
         heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return zip(self.projections.inputs, (heads, kv_heads, kv_heads, heads))
@@ -98,7 +98,8 @@ class AttentionHeads:
     def w_qkv(self) -> Weight:
         """Matrix of a rank's heads: [hidden, queries + keys + values + gates], or [hidden, queries] with an `owner`."""
         return Weight(
-            f"{self.name}.w_qkv", tuple(projection.weight(cut) for projection, cut in self._inputs())
+            f"{self.name}.w_qkv",
+            tuple(projection.weight(cut) for projection, cut in self._pair_inputs_with_cuts()),
         )
 
     @property
@@ -107,7 +108,8 @@ class AttentionHeads:
         if all(projection.bias is None for projection in self.projections.inputs):
             return None
         return Weight(
-            f"{self.name}.b_qkv", tuple(projection.bias_row(cut) for projection, cut in self._inputs())
+            f"{self.name}.b_qkv",
+            tuple(projection.bias_row(cut) for projection, cut in self._pair_inputs_with_cuts()),
         )
 
     @property
@@ -129,7 +131,7 @@ class AttentionHeads:
         biases = [bias for bias in (self.b_qkv, self.b_o) if bias is not None]
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
-    def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
+    def _describe_tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
         """Return the rotary tables of cosines and sines as arguments of launches, (None, None) without rotation.
 
         Each is float32 [positions, half of the rotated elements], or twice as many rows with longrope.
@@ -150,7 +152,7 @@ class AttentionHeads:
         positions = self.heads.positions
         return {
             table.name: RotaryTable(positions, min(step.cache_length, positions.limit), index)
-            for index, table in enumerate(self._tables(step))
+            for index, table in enumerate(self._describe_tables(step))
             if table is not None and positions is not None
         }
 
@@ -171,7 +173,7 @@ class AttentionHeads:
         A layer with an `owner` computes q only. If `attention_decode` rotates (`_rotates_in_attention`), q and k are
         not rotated yet.
         """
-        q, k, _ = self._projected(step)
+        q, k, _ = self._describe_projected(step)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv = self.w_qkv.value(step)
@@ -181,37 +183,39 @@ class AttentionHeads:
             "w_qkv": w_qkv,
             "q_size": q.shape[1],
             "kv_size": 0 if self.owner else k.shape[1],
-            "bias": value_of(self.b_qkv, step),
+            "bias": create_argument(self.b_qkv, step),
             "head_dim": self.heads.head_dim,
             "v_norm": self.heads.value_norm,
-            **gather_arguments(step),
+            **list_gather_arguments(step),
         }
         if self.norm is not None:
             arguments |= {
                 "norm_weight": self.norm.weight.value(step),
-                "norm_bias": value_of(self.norm.bias_weight, step),
+                "norm_bias": create_argument(self.norm.bias_weight, step),
             }
         if first_norm is not None:
             arguments |= {"eps": first_norm.eps, "norm_offset": first_norm.offset}
         if not self._whole_norms:
-            arguments |= self._head_norm_arguments(step)
+            arguments |= self._list_head_norm_arguments(step)
             if self.heads.positions is not None:
-                arguments |= {"positions": positions, **self._rotation_arguments(step)}
+                arguments |= {"positions": positions, **self._list_rotation_arguments(step)}
         if self.heads.output_gate:
             arguments |= {"gate_size": q.shape[1]}
         names = ("q", "k", "v", "gate")[: len(self.projections.inputs)]
-        launches = [Launch("qkv_projection", arguments, names, product(step.tokens, w_qkv), step.tokens)]
+        launches = [
+            Launch("qkv_projection", arguments, names, count_product_work(step.tokens, w_qkv), step.tokens)
+        ]
         if not self._whole_norms:
             return launches
         for norm, rows, label in zip(self.head_norms, (q, k), ("queries", "keys")):
             launches.append(norm.launch(step, rows, rows.name, label, None))
         if self.heads.positions is not None and not self._rotates_in_attention(step):
             for rotated, label in ((q, "queries"), (k, "keys")):
-                rotation = self._rotation_arguments(step)
+                rotation = self._list_rotation_arguments(step)
                 heads = rotated.shape[1] // self.heads.head_dim
                 arguments = {"x": rotated, "positions": positions, **rotation, "heads": heads}
                 launches.append(
-                    Launch("rope", arguments, (rotated.name,), copied(rotated), step.tokens, label)
+                    Launch("rope", arguments, (rotated.name,), count_copy_work(rotated), step.tokens, label)
                 )
         return launches
 
@@ -219,25 +223,25 @@ class AttentionHeads:
         """Return whether `attention_decode` rotates queries and keys, after a norm over all heads."""
         return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
-    def _head_norm_arguments(self, step: StepShape) -> dict[str, Value]:
+    def _list_head_norm_arguments(self, step: StepShape) -> dict[str, Value]:
         """Return the arguments `q_norm` and `k_norm`, [1, head_dim] each; empty without head norms."""
         return {
             parameter: norm.weight.value(step)
             for parameter, norm in zip(("q_norm", "k_norm"), self.head_norms)
         }
 
-    def _rotation_arguments(self, step: StepShape) -> dict[str, Value]:
+    def _list_rotation_arguments(self, step: StepShape) -> dict[str, Value]:
         """Return the arguments `cos` and `sin` (`RotaryTable`); empty without rotary embeddings."""
         return {
             parameter: table
-            for parameter, table in zip(("cos", "sin"), self._tables(step))
+            for parameter, table in zip(("cos", "sin"), self._describe_tables(step))
             if table is not None
         }
 
     def _project_output(self, step: StepShape) -> list[Launch]:
         """Return the launches that compute x + output_projection(o): one, or two with a norm `after`, which adds x."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
-        q, _, _ = self._projected(step)
+        q, _, _ = self._describe_projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
         result = x if self.after is None else Value("attended", x.shape, x.dtype)
         arguments: dict[str, Argument] = {
@@ -245,16 +249,18 @@ class AttentionHeads:
             "w_o": w_o,
             "residual": x if self.after is None else None,
             "replica_group": Axis.tensor,
-            "bias": value_of(self.b_o, step),
+            "bias": create_argument(self.b_o, step),
             "sequence_ranks": step.sequence_ranks,
             "gate": replace(q, name="gate") if self.heads.output_gate else None,
         }
-        launches = [Launch("output_projection", arguments, (result.name,), product(rows, w_o), rows)]
+        launches = [
+            Launch("output_projection", arguments, (result.name,), count_product_work(rows, w_o), rows)
+        ]
         if self.after is not None:
             launches.append(self.after.launch(step, result, "x", "after attention", x))
         return launches
 
-    def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
+    def _describe_projected(self, step: StepShape) -> tuple[Value, Value, Value]:
         """Return the arrays q, k and v of a step as arguments of launches, [tokens, heads of the rank * head_dim]."""
         layout = self.heads.layout(step.ranks)
         q, k, v = (
@@ -267,7 +273,7 @@ class AttentionHeads:
         )
         return q, k, v
 
-    def _kv_heads(self, step: StepShape) -> int:
+    def _count_kv_heads(self, step: StepShape) -> int:
         return self.heads.layout(step.ranks).kv_heads_of_rank
 
     def _project_heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
@@ -276,7 +282,7 @@ class AttentionHeads:
         Each is [heads, tokens, head_dim] with the heads of all ranks. With an `owner` the list has queries only.
         """
         arrays = [
-            numpy.rounded(numpy.product(normed, projection)) for projection in self.projections.inputs[:3]
+            numpy.round(numpy.multiply(normed, projection)) for projection in self.projections.inputs[:3]
         ]
         queries_and_keys = range(min(2, len(arrays)))
         if self._whole_norms:
@@ -287,7 +293,7 @@ class AttentionHeads:
             for index, norm in zip(queries_and_keys, self.head_norms):
                 arrays[index] = norm.reference(arrays[index], numpy)
         if self.heads.value_norm and self.norm is not None:
-            arrays[2] = numpy.norm(arrays[2], None, self.norm.eps)
+            arrays[2] = numpy.normalise(arrays[2], None, self.norm.eps)
         if self.heads.positions is not None:
             for index in queries_and_keys:
                 arrays[index] = numpy.rotate(arrays[index], self.heads.positions, span)
@@ -302,8 +308,8 @@ class AttentionHeads:
             numpy: The arithmetic.
         """
         if self.heads.output_gate:
-            gate = numpy.rounded(numpy.product(normed, self.projections.inputs[3]))
-            mixed = numpy.rounded(mixed / (1 + np.exp(-gate)))
+            gate = numpy.round(numpy.multiply(normed, self.projections.inputs[3]))
+            mixed = numpy.round(mixed / (1 + np.exp(-gate)))
         return numpy.sum_partial_products(
             mixed, self.projections.output, by_query_heads(*self.heads.divided).span
         )

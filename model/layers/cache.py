@@ -135,11 +135,11 @@ class Cache:
             return arrays
         arrays |= {"slots": Value(name_in_group("slot_mapping", step, self.group), (step.tokens, 1), INT32)}
         if step.decoding is None:
-            return arrays | {"block_tables": self._table("block_tables", step)}
+            return arrays | {"block_tables": self._create_table("block_tables", step)}
         tables = {"block_tables": step.decoding, "prompt_tables": step}
-        return arrays | {name: self._table(name, table_step) for name, table_step in tables.items()}
+        return arrays | {name: self._create_table(name, table_step) for name, table_step in tables.items()}
 
-    def _table(self, parameter: str, step: StepShape) -> Value:
+    def _create_table(self, parameter: str, step: StepShape) -> Value:
         """Return the block table of `step`, [sequences, blocks] int32, as an argument named after `parameter`.
 
         `step` gives the sizes: the step of the cache, or its `decoding`. The name ends with the window if the cache's
@@ -180,9 +180,9 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
     """
     if step.block_size:
         shape = (step.for_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
-        cache = _keys_and_values(name, shape, shape, step, window)
+        cache = _create_keys_and_values(name, shape, shape, step, window)
     else:
-        cache = _contiguous(
+        cache = _create_contiguous(
             name, (step.sequences, heads.kv_heads_of_rank, dim, step.cache_length), step, window
         )
     format = CACHE_FORMATS[step.cache_dtype]
@@ -205,7 +205,7 @@ def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: 
     """
     _check_plain(step, "keys and values of an encoder")
     rows, group = (step.slots, STATES) if step.slots else (step.sequences, None)
-    return replace(_contiguous(name, (rows, heads, dim, positions), step, group), is_copied=False)
+    return replace(_create_contiguous(name, (rows, heads, dim, positions), step, group), is_copied=False)
 
 
 def create_latent_cache(name: str, width: int, step: StepShape) -> Cache:
@@ -229,16 +229,18 @@ def _check_plain(step: StepShape, content: str) -> None:
         )
 
 
-def _contiguous(name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: CacheGroup) -> Cache:
+def _create_contiguous(
+    name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: CacheGroup
+) -> Cache:
     """Create a cache of keys [rows, heads, dim, length] and values [rows, heads, length, dim] without pages.
 
     `key_shape` is the shape of the keys; a row is a sequence or a slot.
     """
     rows, heads, dim, length = key_shape
-    return _keys_and_values(name, key_shape, (rows, heads, length, dim), step, group)
+    return _create_keys_and_values(name, key_shape, (rows, heads, length, dim), step, group)
 
 
-def _keys_and_values(
+def _create_keys_and_values(
     name: str, key_shape: tuple[int, ...], value_shape: tuple[int, ...], step: StepShape, group: CacheGroup
 ) -> Cache:
     keys = Value(f"{name}.keys", key_shape, step.activations)

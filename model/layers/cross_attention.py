@@ -34,14 +34,14 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    product,
+    count_product_work,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
 from model.layers.softmax import attend
-from model.layers.weight import Weight, value_of
+from model.layers.weight import Weight, create_argument
 
 LAST_OF_WINDOW = "encoder.last_position"
 """Name of the array of the last encoder position of each sequence; an input of the step if there are slots."""
@@ -71,7 +71,7 @@ class CrossAttention:
     norm: Norm
     projections: AttentionProjections
 
-    def _projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
+    def _find_projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
         """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v" or "o" for the output.
 
         The cuts divide the heads over the ranks, except that every rank has the whole bias of the output.
@@ -86,11 +86,11 @@ class CrossAttention:
         }[letter]
 
     def _matrix(self, letter: str) -> Weight:
-        projection, cut, _ = self._projection(letter)
+        projection, cut, _ = self._find_projection(letter)
         return Weight(f"{self.name}.w_{letter}", (projection.weight(cut),))
 
     def _bias(self, letter: str) -> Weight | None:
-        projection, _, cut = self._projection(letter)
+        projection, _, cut = self._find_projection(letter)
         if projection.bias is None:
             return None
         return Weight(f"{self.name}.b_{letter}", (projection.bias_row(cut),))
@@ -118,7 +118,7 @@ class CrossAttention:
             return {}
         return {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions - 1)}
 
-    def encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
+    def list_encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
         """Return two launches that compute this layer's keys and values of all encoder positions on a rank.
 
         They read the encoder's hidden states `x` [tokens, hidden] and apply `norm`, the last norm of the encoder. The
@@ -127,11 +127,13 @@ class CrossAttention:
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
             self._project(step, x, norm, letter, new.name, label)
-            for letter, new, label in zip("kv", self._encoded(step), ("decoder's keys", "decoder's values"))
+            for letter, new, label in zip(
+                "kv", self._describe_encoded(step), ("decoder's keys", "decoder's values")
+            )
         ]
 
-    def _encoded(self, step: StepShape) -> tuple[Value, Value]:
-        """Return the keys and values that `encoder_launches` write, [sequences * positions, heads * head_dim] each."""
+    def _describe_encoded(self, step: StepShape) -> tuple[Value, Value]:
+        """Return the keys and values that the encoder's launches write, [sequences * positions, heads * head_dim]."""
         rows = step.sequences * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         keys, values = (
@@ -143,7 +145,7 @@ class CrossAttention:
     def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
         """Return the launch of `qkv_projection` that writes norm(x) times a projection to the array `result`.
 
-        `letter` selects the projection as in `_projection`, and `label` distinguishes the launch in reports.
+        `letter` selects the projection as in `_find_projection`, and `label` distinguishes the launch in reports.
         """
         weight = self._matrix(letter).value(step)
         return Launch(
@@ -154,11 +156,11 @@ class CrossAttention:
                 "w_qkv": weight,
                 "eps": norm.eps,
                 "q_size": weight.shape[1],
-                "bias": value_of(self._bias(letter), step),
-                "norm_bias": value_of(norm.bias_weight, step),
+                "bias": create_argument(self._bias(letter), step),
+                "norm_bias": create_argument(norm.bias_weight, step),
             },
             (result,),
-            product(x.shape[0], weight),
+            count_product_work(x.shape[0], weight),
             x.shape[0],
             label,
         )
@@ -184,10 +186,10 @@ class CrossAttention:
                 "w_o": w_o,
                 "residual": x,
                 "replica_group": Axis.tensor,
-                "bias": value_of(self._bias("o"), step),
+                "bias": create_argument(self._bias("o"), step),
             },
             ("x",),
-            product(step.tokens, w_o),
+            count_product_work(step.tokens, w_o),
             step.tokens,
             "of the encoder",
         )
@@ -205,7 +207,7 @@ class CrossAttention:
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Return the launch of attention for prompts, which also stores the encoder's keys and values."""
-        new_keys, new_values = self._encoded(step)
+        new_keys, new_values = self._describe_encoded(step)
         cache = self._cache(step)
         return Launch(
             "attention_prefill",
@@ -231,14 +233,14 @@ class CrossAttention:
         If these are fewer than the sequences of the step, the launch reads the last rows of all its arrays.
         """
         rows = sequences * step.new_tokens
-        queries = queries if rows == step.tokens else queries.last(rows)
+        queries = queries if rows == step.tokens else queries.take_last(rows)
         arguments = self._cache(replace(step, sequences=sequences)).arguments
         last = Value(LAST_OF_WINDOW, (step.sequences, 1), INT32)
         if sequences < step.sequences:
-            last = last.last(sequences)
+            last = last.take_last(sequences)
             cache_rows = arguments.get("cache_rows")
             if isinstance(cache_rows, Value):
-                arguments |= {"cache_rows": cache_rows.last(sequences)}
+                arguments |= {"cache_rows": cache_rows.take_last(sequences)}
         return Launch(
             "attention_decode",
             {
@@ -260,12 +262,12 @@ class CrossAttention:
 
         `store_encoded` must have stored them. `span` decides as in `attend` which exponentials are summed.
         """
-        query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.inputs[0]))
+        query = numpy.round(numpy.multiply(self.norm.reference(x, numpy), self.projections.inputs[0]))
         keys, values = (states[name] for name in self._state_names)
         mixer = replace(self.heads, causal=False)
         mixed = attend(self._split_heads(query), keys, values, mixer, span, numpy)
         head_span = by_query_heads(*self.heads.divided).span
-        return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
+        return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
     def store_encoded(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
         """Set `<name>.keys` and `<name>.values` in `states`, [heads, positions, head_dim] each, rounded.
@@ -273,7 +275,7 @@ class CrossAttention:
         They are projections of `normed`, the normalised encoder output [positions, hidden].
         """
         for name, projection in zip(self._state_names, self.projections.inputs[1:]):
-            states[name] = self._split_heads(numpy.rounded(numpy.product(normed, projection)))
+            states[name] = self._split_heads(numpy.round(numpy.multiply(normed, projection)))
 
     @property
     def _state_names(self) -> tuple[str, str]:
@@ -297,7 +299,7 @@ class EncodedHeads(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return two launches for each cross-attention layer: its keys, then its values, of all encoder positions."""
-        return [launch for layer in self.layers for launch in layer.encoder_launches(step, self.norm)]
+        return [launch for layer in self.layers for launch in layer.list_encoder_launches(step, self.norm)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Store the keys and values of every layer in `states` and return x unchanged."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import INT32, Argument, Launch, StepShape, Value, copied
+from model.layers.launch import INT32, Argument, Launch, StepShape, Value, count_copy_work
 from model.layers.layer import Stateless, States
 from model.layers.shard import Whole
 from model.layers.weight import Tensor, Weight
@@ -69,14 +69,14 @@ class Embedding(Stateless):
                 "positions": Value("own_positions", ids.shape, INT32),
                 "position_table": self.position_table.value(step),
             }
-        return (Launch("embedding", arguments, ("x",), copied(x), step.local_rows),)
+        return (Launch("embedding", arguments, ("x",), count_copy_work(x), step.local_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the embeddings [tokens, hidden] of the token ids x [tokens], float32 and rounded.
 
         They are scaled, and the learned positions of `span` are added.
         """
-        rows = numpy.rows(self.tensor, x) * np.float32(self.scale)
+        rows = numpy.load_rows(self.tensor, x) * np.float32(self.scale)
         if self.learned is not None:
-            rows = rows + numpy.rows(self.learned[0], np.arange(span.start, span.start + span.count))
-        return numpy.rounded(rows)
+            rows = rows + numpy.load_rows(self.learned[0], np.arange(span.start, span.start + span.count))
+        return numpy.round(rows)

@@ -35,16 +35,16 @@ from model.layers.launch import (
     LeastWork,
     StepShape,
     Value,
-    copied,
-    product,
+    count_copy_work,
+    count_product_work,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.mlp import FeedForward, apply_activation
 from model.layers.norm import Norm, add_residual
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
-from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Weight, value_of
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, slice_evenly
+from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Weight, create_argument
 
 EXPERT_IDS = "expert_ids"
 """Name of the expert ids that `router` returns, [rows, K] int32."""
@@ -179,7 +179,7 @@ class RoutedExperts(Stateless):
         tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
-        routed_rows = self._routed_rows(step, tokens)
+        routed_rows = self._describe_routed_rows(step, tokens)
         route = Launch(
             "router",
             {
@@ -190,15 +190,15 @@ class RoutedExperts(Stateless):
                 "top_k": self.routing.per_token,
                 "renormalise": self.routing.renormalise,
                 "scoring": self.routing.scoring,
-                "bias": value_of(self._b_router, step),
-                "choice_bias": value_of(self._b_choice, step),
+                "bias": create_argument(self._b_router, step),
+                "choice_bias": create_argument(self._b_choice, step),
                 "groups": self.routing.groups,
                 "top_groups": self.routing.top_groups,
                 "scale": self.routing.scale,
                 "norm_offset": self.norm.offset,
             },
             tuple(array.name for array in routed_rows),
-            product(tokens, matrix),
+            count_product_work(tokens, matrix),
             tokens,
         )
         launches = [route]
@@ -215,7 +215,7 @@ class RoutedExperts(Stateless):
         """Name of the array to which the experts add: "x", or "mlp" with a norm `after` the experts, which adds x."""
         return "x" if self.after is None else "mlp"
 
-    def _addend(self, step: StepShape, rows: int) -> Value | None:
+    def _find_addend(self, step: StepShape, rows: int) -> Value | None:
         """Return the array [`rows`, hidden] to which the routed experts add.
 
         It is x, or the result of the shared experts if a norm follows; None with such a norm and no shared experts.
@@ -224,7 +224,7 @@ class RoutedExperts(Stateless):
             return None
         return Value(self._sum_name, (rows, self.hidden), step.activations)
 
-    def _routed_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
+    def _describe_routed_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
         """Return the arrays that `router` writes, or `experts_dispatch` gathers, for `rows` rows.
 
         These are the normalised hidden states [rows, hidden], the routing weights [rows, K] float32 and the expert ids
@@ -241,7 +241,7 @@ class RoutedExperts(Stateless):
         """Return the launch of the routed experts, enclosed by exchanges over expert ranks and sequence ranks.
 
         An exchange is `experts_dispatch` before the experts and `experts_combine` after them. Without expert and
-        sequence parallelism there is none. `chosen` are the results of the router (`_routed_rows`).
+        sequence parallelism there is none. `chosen` are the results of the router (`_describe_routed_rows`).
         """
         local_experts, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
@@ -250,9 +250,9 @@ class RoutedExperts(Stateless):
         if step.sequence_ranks > 1:
             exchanges.append((Axis.tensor, step.sequence_ranks, "whole_", "rows of a group", None))
         before, after = list[Launch](), list[Launch]()
-        residual, result = self._addend(step, step.local_rows), self._sum_name
+        residual, result = self._find_addend(step, step.local_rows), self._sum_name
         for axis, ranks, name, label, first in exchanges:
-            received = self._routed_rows(step, ranks * chosen[0].shape[0], name)
+            received = self._describe_routed_rows(step, ranks * chosen[0].shape[0], name)
             results = Value(f"{name}expert_results", received[0].shape, step.activations)
             work = LeastWork(0.0, 2.0 * sum(array.nbytes for array in received))
             names = tuple(array.name for array in received)
@@ -275,12 +275,15 @@ class RoutedExperts(Stateless):
                     "absent": step.expert_ranks > 1,
                 }
             after.insert(
-                0, Launch("experts_combine", combined, (result,), copied(results), step.local_rows, label)
+                0,
+                Launch(
+                    "experts_combine", combined, (result,), count_copy_work(results), step.local_rows, label
+                ),
             )
             chosen, residual, result = received, None, results.name
-        return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]
+        return [*before, self.create_experts_launch(step, chosen[0].shape[0]), *after]
 
-    def experts_launch(self, step: StepShape, rows: int, kernel: str | None = None) -> Launch:
+    def create_experts_launch(self, step: StepShape, rows: int, kernel: str | None = None) -> Launch:
         """Return the launch of a rank's experts for `rows` rows, counted after they are gathered from other ranks.
 
         `kernel` is `experts_decode` or `experts_prefill`. With None it is `experts_prefill` if that is predicted to be
@@ -289,9 +292,9 @@ class RoutedExperts(Stateless):
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
         matrices = [weight.value(step) for weight in self._matrices]
-        b_gate, b_up, b_down = (value_of(bias, step) for bias in self._biases)
+        b_gate, b_up, b_down = (create_argument(bias, step) for bias in self._biases)
         arguments: dict[str, Argument] = {
-            **dict(zip(("n", "weights", "ids"), self._routed_rows(step, rows, name))),
+            **dict(zip(("n", "weights", "ids"), self._describe_routed_rows(step, rows, name))),
             **dict(zip(("w_gate", "w_up", "w_down"), matrices)),
             "activation": self.routing.activation,
             "b_gate": b_gate,
@@ -299,7 +302,7 @@ class RoutedExperts(Stateless):
             "absent": divided,
         }
         if not name:
-            arguments |= {"residual": self._addend(step, rows)}
+            arguments |= {"residual": self._find_addend(step, rows)}
         if not cut:  # otherwise experts_combine sums over the ranks and adds the bias once
             arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
         choices = rows // step.expert_ranks * self.routing.per_token
@@ -310,13 +313,13 @@ class RoutedExperts(Stateless):
         result = f"{name}expert_results" if name else self._sum_name
         launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)
         if kernel is None:
-            sorts = self._sorts_rows(step, rows, choices, matrices[0]) or launch.refusal is not None
+            sorts = self._is_sorting_faster(step, rows, choices, matrices[0]) or launch.refusal is not None
             kernel = "experts_prefill" if sorts else launch.kernel
         if kernel == launch.kernel:
             return launch
         return replace(launch, kernel=kernel, arguments=arguments | {"expert_ranks": step.expert_ranks})
 
-    def _sorts_rows(self, step: StepShape, rows: int, choices: int, gate: Value) -> bool:
+    def _is_sorting_faster(self, step: StepShape, rows: int, choices: int, gate: Value) -> bool:
         """Return whether `experts_prefill`, which sorts rows by expert, is predicted to be the faster kernel.
 
         `choices` is the number of (row, expert) pairs that a rank computes on average, and `gate` the stacked gate
@@ -361,22 +364,22 @@ class RoutedExperts(Stateless):
         normed, shared = self.norm.reference(x, numpy), self._shared_block
         residual = x
         if self.after is not None:
-            x = np.zeros_like(x) if shared is None else numpy.rounded(shared.compute_output(x, numpy))
+            x = np.zeros_like(x) if shared is None else numpy.round(shared.compute_output(x, numpy))
         elif shared is not None:
             x = shared.reference(x, span, states, numpy)
-        ids, weights = self._route(numpy.product(normed, self.router), numpy)
+        ids, weights = self._route(numpy.multiply(normed, self.router), numpy)
         numpy.observe(Seen.experts, ids, weights)
         products = []
         total = x.copy()
         for expert_id in np.unique(ids):
             rows, choices = np.nonzero(ids == expert_id)
             expert = self.experts[expert_id]
-            gate, up = (numpy.product(normed[rows], projection) for projection in (expert.gate, expert.up))
+            gate, up = (numpy.multiply(normed[rows], projection) for projection in (expert.gate, expert.up))
             weight = weights[rows, choices][:, None]
             inner = apply_gated_activation(gate, up, self.routing.activation)
-            products.append((rows, numpy.rounded(inner * weight), expert.down))
-            total[rows] += weight * numpy.bias(expert.down)
-        total = numpy.rounded(total + numpy.sum_expert_products((len(x), self.hidden), products, even_span))
+            products.append((rows, numpy.round(inner * weight), expert.down))
+            total[rows] += weight * numpy.load_bias(expert.down)
+        total = numpy.round(total + numpy.sum_expert_products((len(x), self.hidden), products, slice_evenly))
         if self.after is None:
             return total
         return add_residual(residual, self.after.reference(total, numpy), None, numpy)
@@ -391,7 +394,7 @@ class RoutedExperts(Stateless):
             choice, total = logits, scores.sum(axis=1, keepdims=True)
         else:
             scores = 1 / (1 + np.exp(-logits))
-            bias = 0 if self.choice_bias is None else numpy.tensor(self.choice_bias)
+            bias = 0 if self.choice_bias is None else numpy.load_tensor(self.choice_bias)
             choice, total = scores + bias, np.float32(1)
         ids = np.argsort(-self._mask_groups(choice), axis=1, kind="stable")[:, : self.routing.per_token]
         weights = np.take_along_axis(scores, ids, axis=1)

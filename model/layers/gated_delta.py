@@ -20,7 +20,7 @@ from model.layers.launch import FLOAT32, Launch, LeastWork, Phase, StepShape, Va
 from model.layers.layer import States
 from model.layers.mlp import apply_activation
 from model.layers.norm import Norm
-from model.layers.recurrent import RecurrentBlock, sequence_arguments
+from model.layers.recurrent import RecurrentBlock, list_sequence_arguments
 from model.layers.shard import Cut, Divided, by_query_heads
 from model.layers.weight import Tensor, Weight
 
@@ -41,7 +41,7 @@ class DeltaHeads(RecurrentBlock):
     step_bias_tensor: str
     inner_norm: Norm
 
-    def _cuts(self) -> tuple[Sequence[Cut], Divided]:
+    def _choose_cuts(self) -> tuple[Sequence[Cut], Divided]:
         divided = self.mixer.divided
         return [by_query_heads(*divided)] * len(self.inputs), by_query_heads(*divided, axis=1)
 
@@ -56,12 +56,12 @@ class DeltaHeads(RecurrentBlock):
     def _inner_weights(self) -> Sequence[Weight]:
         return (*self._head_weights, self._w_out, *self.inner_norm.weights)
 
-    def _state_shape(self, step: StepShape) -> tuple[int, ...]:
+    def _find_state_shape(self, step: StepShape) -> tuple[int, ...]:
         """Return the shape of a sequence's state on a rank: (value heads of the rank, key_dim, value_dim)."""
         mixer = self.mixer
         return self._w_out.shape(step.shard)[0] // mixer.value_dim, mixer.key_dim, mixer.value_dim
 
-    def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
+    def _launch_recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
         """Return the launches of the convolution and of the delta rule.
 
         The convolution writes `u`, and the rule reads `u` and the gates in `inner` and writes `y`. In a decode step the
@@ -80,7 +80,7 @@ class DeltaHeads(RecurrentBlock):
         tokens = sequences * step.new_tokens
         if tokens < step.tokens:
             step = replace(step, tokens=tokens, sequences=sequences)
-            inner = inner.last(tokens)
+            inner = inner.take_last(tokens)
         mixer, state = self.mixer, self._state(step)
         u = Value("u", (tokens, self.convolution.state(step).shape[2]), step.activations)
         a_log, dt_bias = (weight.value(step) for weight in self._head_weights)
@@ -98,7 +98,7 @@ class DeltaHeads(RecurrentBlock):
                 "dt_bias": dt_bias,
                 "norm_weight": self.inner_norm.weight.value(step),
                 "states": state,
-                **sequence_arguments(step),
+                **list_sequence_arguments(step),
                 "key_heads": state.shape[1] * mixer.key_heads // mixer.heads,
                 "eps": self.inner_norm.eps,
                 "first": u.shape[1],
@@ -109,7 +109,7 @@ class DeltaHeads(RecurrentBlock):
             repeat=repeat,
         )
 
-    def _recurrence_reference(
+    def _compute_recurrence(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
         """Return the gated rows [tokens, value heads * value_dim], rounded: convolution, delta rule, norm and gate.
@@ -125,7 +125,7 @@ class DeltaHeads(RecurrentBlock):
         *rows, v = np.split(u, (key_width, 2 * key_width), axis=1)
         q, k = (self._normalise(heads.reshape(tokens, mixer.key_heads, mixer.key_dim)) for heads in rows)
         v = v.reshape(tokens, mixer.heads, mixer.value_dim)
-        logs, bias = (numpy.tensor(name) for name in (self.rates_tensor, self.step_bias_tensor))
+        logs, bias = (numpy.load_tensor(name) for name in (self.rates_tensor, self.step_bias_tensor))
         decays = np.exp(-np.exp(logs) * np.logaddexp(0, a + bias))
         strengths = 1 / (1 + np.exp(-b))
         zeros = np.zeros((mixer.heads, mixer.key_dim, mixer.value_dim), np.float32)
@@ -139,8 +139,8 @@ class DeltaHeads(RecurrentBlock):
         states[self._state_name] = state
         mixed *= np.float32(mixer.key_dim**-0.5)
         root = np.sqrt(np.mean(mixed * mixed, axis=-1, keepdims=True) + np.float32(self.inner_norm.eps))
-        mixed = mixed / root * numpy.tensor(self.inner_norm.tensor)
-        return numpy.rounded(mixed.reshape(tokens, -1) * apply_activation(z, "silu"))
+        mixed = mixed / root * numpy.load_tensor(self.inner_norm.tensor)
+        return numpy.round(mixed.reshape(tokens, -1) * apply_activation(z, "silu"))
 
     def _normalise(self, heads: np.ndarray) -> np.ndarray:
         """Divide each head [key_dim] by its Euclidean length and repeat it for the value heads that share it.

@@ -18,17 +18,17 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    copied,
+    count_copy_work,
+    count_product_work,
     find_largest_launch,
-    product,
     split_into_launches,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.sample import count_candidates, create_sample_launch
-from model.layers.shard import VOCABULARY_PARALLEL, vocabulary_span
-from model.layers.weight import Weight, value_of
+from model.layers.shard import VOCABULARY_PARALLEL, slice_vocabulary
+from model.layers.weight import Weight, create_argument
 
 LOGITS, VALUES, TOKENS = HEAD_RESULTS = ("logits", "values", "tokens")
 """Names of the results of lm_head: logits, and the largest logits of each row with their tokens."""
@@ -69,7 +69,7 @@ class Head(Stateless):
         """Return the function that computes the first token id of a rank's part of the vocabulary, [1, 1] int32."""
         return {
             f"{self.name}.first_token": lambda shard: np.array(
-                [[vocabulary_span(self.vocabulary, shard).start]], np.int32
+                [[slice_vocabulary(self.vocabulary, shard).start]], np.int32
             )
         }
 
@@ -114,7 +114,7 @@ class Head(Stateless):
         }
         if step.sequence_ranks > 1:
             arguments |= {"replica_group": Axis.tensor}
-        work = copied(Value("x", (rows, self.hidden), step.activations))
+        work = count_copy_work(Value("x", (rows, self.hidden), step.activations))
         return Launch("embedding", arguments, ("x",), work, rows, "last rows", Growth.sequences)
 
     def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
@@ -122,7 +122,7 @@ class Head(Stateless):
 
         Each has the repeat count `repeat`.
         """
-        x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
+        x = Value("x", (step.tokens, self.hidden), step.activations).take_last(rows)
         w_head = self.w_head.value(step)
         first_token = Value(f"{self.name}.first_token", (1, 1), INT32)
         draws = step.draws
@@ -139,12 +139,12 @@ class Head(Stateless):
                 "replica_group": Axis.tensor,
                 "num_ranks": step.ranks,
                 "softcap": self.softcap,
-                "norm_bias": value_of(self.norm.bias_weight, step),
+                "norm_bias": create_argument(self.norm.bias_weight, step),
                 "norm_offset": self.norm.offset,
                 "scale": self.scale,
             },
             HEAD_RESULTS,
-            product(rows, w_head),
+            count_product_work(rows, w_head),
             rows,
             growth=Growth.sequences,
             repeat=repeat,
@@ -155,7 +155,7 @@ class Head(Stateless):
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the logits [tokens, vocabulary] of all rows of x in float32, scaled and capped."""
-        logits = numpy.product(self.norm.reference(x, numpy), self._projection) * np.float32(self.scale)
+        logits = numpy.multiply(self.norm.reference(x, numpy), self._projection) * np.float32(self.scale)
         if self.softcap is None:
             return logits
         return np.float32(self.softcap) * np.tanh(logits / np.float32(self.softcap))

@@ -41,9 +41,9 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
+    count_product_work,
     find_largest_launch,
-    gather_arguments,
-    product,
+    list_gather_arguments,
     split_into_launches,
 )
 from model.layers.layer import Constant, States
@@ -98,26 +98,26 @@ class LatentMixer:
     @property
     def w_query(self) -> Weight:
         """Matrix of queries, [query rank or hidden, a rank's heads * (rotated + plain)]."""
-        cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._head_order()))
+        cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._order_head()))
         return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
 
     @property
     def w_latent(self) -> Weight:
         """Matrix of latents and keys, [hidden, latent + key] on every rank."""
         rank = self.heads.latent_rank
-        order = (*range(rank), *(rank + element for element in self._rotated_order()))
+        order = (*range(rank), *(rank + element for element in self._order_rotated()))
         return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
 
     @property
     def w_keys(self) -> Weight:
         """Matrix w_uk that expands latents to plain elements of keys, [heads of a rank * plain_dim, latent_rank]."""
-        return Weight(f"{self.name}.w_uk", (self._expansion(0, self.heads.plain_dim, True),))
+        return Weight(f"{self.name}.w_uk", (self._cut_expansion(0, self.heads.plain_dim, True),))
 
     @property
     def w_values(self) -> Weight:
         """Matrix w_uv that expands latents to values, [latent_rank, heads of a rank * value_dim]."""
         first = self.heads.plain_dim
-        return Weight(f"{self.name}.w_uv", (self._expansion(first, first + self.heads.value_dim, False),))
+        return Weight(f"{self.name}.w_uv", (self._cut_expansion(first, first + self.heads.value_dim, False),))
 
     @property
     def w_o(self) -> Weight:
@@ -125,7 +125,7 @@ class LatentMixer:
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
-    def _expansion(self, first: int, end: int, rows: bool) -> Tensor:
+    def _cut_expansion(self, first: int, end: int, rows: bool) -> Tensor:
         """Return the rows first … end - 1 of every head of the checkpoint's `expand` [heads * rows, latent_rank].
 
         A rank has the rows of its heads: [heads * (end - first), latent_rank] with `rows`, transposed without.
@@ -133,7 +133,7 @@ class LatentMixer:
         span = by_query_heads(*self.heads.divided).span
         return self.projections.expand.weight(HeadPart(span, self.heads.heads, (first, end), rows))
 
-    def _rotated_order(self) -> Sequence[int]:
+    def _order_rotated(self) -> Sequence[int]:
         """Return the indices of a checkpoint's rotated elements in the order in which kernels expect them.
 
         Kernels have the first elements of all pairs, then the second ones. Checkpoints with `interleaved` pairs have
@@ -142,10 +142,10 @@ class LatentMixer:
         rotated = range(self.heads.rope_dim)
         return (*rotated[::2], *rotated[1::2]) if self.heads.interleaved else rotated
 
-    def _head_order(self) -> Sequence[int]:
+    def _order_head(self) -> Sequence[int]:
         """Return the indices of a checkpoint's query head [plain | rotated] in the kernels' order [rotated | plain]."""
         plain = self.heads.plain_dim
-        return (*(plain + element for element in self._rotated_order()), *range(plain))
+        return (*(plain + element for element in self._order_rotated()), *range(plain))
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -165,7 +165,7 @@ class LatentMixer:
         """Return the cache for a step without `decoding`: this layer has no launches for mixed steps."""
         return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
-    def _tables(self, step: StepShape) -> tuple[Value, Value]:
+    def _describe_tables(self, step: StepShape) -> tuple[Value, Value]:
         """Return the rotary tables of cosines and sines, [positions, half of the rotated elements] each."""
         positions = self._positions
         shape = (min(step.cache_length, positions.limit), positions.width // 2)
@@ -179,7 +179,7 @@ class LatentMixer:
         """
         return {
             table.name: RotaryTable(self._positions, table.shape[0], index)
-            for index, table in enumerate(self._tables(step))
+            for index, table in enumerate(self._describe_tables(step))
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
@@ -195,14 +195,14 @@ class LatentMixer:
         attend = [self._decode(step, sequences, repeat) for sequences, repeat in sizes]
         return [*self._project(step), *attend, self._project_output(step)]
 
-    def _heads_of_rank(self, step: StepShape) -> int:
+    def _count_heads(self, step: StepShape) -> int:
         return self.heads.layout(step.ranks).heads_of_rank
 
-    def _queries(self, step: StepShape) -> Value:
-        width = self._heads_of_rank(step) * self.heads.query_dim
+    def _describe_queries(self, step: StepShape) -> Value:
+        width = self._count_heads(step) * self.heads.query_dim
         return Value("q", (step.tokens, width), step.activations)
 
-    def _rows(self, step: StepShape) -> Value:
+    def _describe_rows(self, step: StepShape) -> Value:
         return Value("kv", (step.tokens, self.heads.row_width), step.activations)
 
     def _project(self, step: StepShape) -> list[Launch]:
@@ -211,7 +211,7 @@ class LatentMixer:
         `kv` is neither normalised nor rotated yet; the attention kernels do both.
         """
         x = Value("x", (step.local_rows, self.hidden), step.activations)
-        cos, sin = self._tables(step)
+        cos, sin = self._describe_tables(step)
         rotation: dict[str, Argument] = {
             "positions": Value("positions", (step.tokens, 1), INT32),
             "cos": cos,
@@ -227,16 +227,18 @@ class LatentMixer:
             source, norm = latent, self.query_norm
         return [
             *launches,
-            _project_normed(step, source, norm, self.w_query, self._queries(step), "queries", rotation),
-            _project_normed(step, x, self.norm, self.w_latent, self._rows(step), "latents", {}),
+            _project_normed(
+                step, source, norm, self.w_query, self._describe_queries(step), "queries", rotation
+            ),
+            _project_normed(step, x, self.norm, self.w_latent, self._describe_rows(step), "latents", {}),
         ]
 
-    def _latent_arguments(self, step: StepShape) -> dict[str, Argument]:
+    def _list_latent_arguments(self, step: StepShape) -> dict[str, Argument]:
         """Return the arguments with which `latent_keys_values` and `latent_attention_decode` treat the latents.
 
         These are the norm's weight and eps, the rotary tables, and the matrices `w_uk` and `w_uv`.
         """
-        cos, sin = self._tables(step)
+        cos, sin = self._describe_tables(step)
         return {
             "norm_weight": self.latent_norm.weight.value(step),
             "eps": self.latent_norm.eps,
@@ -252,7 +254,7 @@ class LatentMixer:
         The first writes the new rows to the cache, and expands keys and values of the cached prefix and the new tokens.
         The second attends to them.
         """
-        heads = self._heads_of_rank(step)
+        heads = self._count_heads(step)
         new, cache = step.new_tokens, self._cache(step)
         end = step.prefix + new
         matrices = [weight.value(step) for weight in (self.w_keys, self.w_values)]
@@ -269,21 +271,21 @@ class LatentMixer:
             Launch(
                 "latent_keys_values",
                 {
-                    "kv": self._rows(step),
+                    "kv": self._describe_rows(step),
                     **cache.arguments,
                     "positions": cache.positions,
-                    **self._latent_arguments(step),
+                    **self._list_latent_arguments(step),
                     "heads": heads,
                     "prefix": step.prefix,
                 },
                 (keys.name, values.name, *cache.names),
-                product(expanded, *matrices, moved_bytes=float(size * width * expanded)),
+                count_product_work(expanded, *matrices, moved_bytes=float(size * width * expanded)),
                 step.tokens,
             ),
             Launch(
                 "attention_prefill",
                 {
-                    "q": self._queries(step),
+                    "q": self._describe_queries(step),
                     "k_cache": keys,
                     "v_cache": values,
                     "scale": self.heads.score_scale,
@@ -305,14 +307,14 @@ class LatentMixer:
         """
         tokens = sequences * step.new_tokens
         q, kv = (
-            rows.last(tokens) if tokens < step.tokens else rows
-            for rows in (self._queries(step), self._rows(step))
+            rows.take_last(tokens) if tokens < step.tokens else rows
+            for rows in (self._describe_queries(step), self._describe_rows(step))
         )
         cache = self._cache(replace(step, tokens=tokens, sequences=sequences))
         seen = sequences * step.cache_length
-        heads = self._heads_of_rank(step)
+        heads = self._count_heads(step)
         matrices = [weight.value(step) for weight in (self.w_keys, self.w_values)]
-        projections = product(
+        projections = count_product_work(
             tokens, *matrices, moved_bytes=float(seen * self.heads.row_width * step.activations.itemsize)
         )
         scored = 2.0 * step.new_tokens * seen * heads * (self.heads.row_width + self.heads.latent_rank)
@@ -324,7 +326,7 @@ class LatentMixer:
                 **cache.arguments,
                 "positions": cache.positions,
                 "scale": self.heads.score_scale,
-                **self._latent_arguments(step),
+                **self._list_latent_arguments(step),
             },
             ("o", *cache.names),
             LeastWork(projections.operations + scored, projections.bytes, scored),
@@ -345,7 +347,7 @@ class LatentMixer:
                 "sequence_ranks": step.sequence_ranks,
             },
             ("x",),
-            product(step.tokens, w_o),
+            count_product_work(step.tokens, w_o),
             step.tokens,
         )
 
@@ -356,20 +358,20 @@ class LatentMixer:
         """
         normed = source = self.norm.reference(x, numpy)
         if self.projections.query_latent is not None and self.query_norm is not None:
-            latent = numpy.rounded(numpy.product(normed, self.projections.query_latent))
+            latent = numpy.round(numpy.multiply(normed, self.projections.query_latent))
             source = self.query_norm.reference(latent, numpy)
-        query = numpy.rounded(numpy.product(source, self.projections.query))
-        query = query.reshape(len(x), self.heads.heads, -1)[:, :, list(self._head_order())]
+        query = numpy.round(numpy.multiply(source, self.projections.query))
+        query = query.reshape(len(x), self.heads.heads, -1)[:, :, list(self._order_head())]
         query = numpy.rotate(query.swapaxes(0, 1), self._positions, span)
-        projected = numpy.rounded(numpy.product(normed, self.projections.latent))
+        projected = numpy.round(numpy.multiply(normed, self.projections.latent))
         latent, key = np.split(projected, [self.heads.latent_rank], axis=1)
-        key = numpy.rotate(key[None, :, list(self._rotated_order())], self._positions, span)[0]
+        key = numpy.rotate(key[None, :, list(self._order_rotated())], self._positions, span)[0]
         new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
         name = f"{self.name}.rows"
         rows = states[name] = np.concatenate([states[name], new]) if name in states else new
         head_span = by_query_heads(*self.heads.divided).span
         mixed = self._attend(query, rows, numpy)
-        return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
+        return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
     def _attend(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return the sums of values weighted by the softmax of scores, [tokens, heads * value_dim], rounded.
@@ -381,7 +383,7 @@ class LatentMixer:
         """
         heads, tokens = self.heads, query.shape[1]
         latent, key = np.split(rows, [heads.latent_rank], axis=1)
-        expanded = numpy.rounded(numpy.product(latent, self.projections.expand))
+        expanded = numpy.round(numpy.multiply(latent, self.projections.expand))
         plain, values = np.split(expanded.reshape(len(rows), heads.heads, -1), [heads.plain_dim], axis=2)
         rotated = np.broadcast_to(key[:, None], (len(rows), heads.heads, heads.rope_dim))
         keys = np.concatenate([rotated, plain], axis=2).transpose(1, 2, 0)
@@ -389,8 +391,8 @@ class LatentMixer:
         hidden = np.arange(len(rows) - tokens, len(rows))[:, None] < np.arange(len(rows))
         scores[:, hidden] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = numpy.rounded(scores) @ values.swapaxes(0, 1) / scores.sum(axis=-1, keepdims=True)
-        return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+        mixed = numpy.round(scores) @ values.swapaxes(0, 1) / scores.sum(axis=-1, keepdims=True)
+        return numpy.round(mixed).swapaxes(0, 1).reshape(tokens, -1)
 
 
 def _project_normed(
@@ -417,10 +419,10 @@ def _project_normed(
             "eps": norm.eps,
             "q_size": result.shape[1],
             **rotation,
-            **(gather_arguments(step) if rows > x.shape[0] else {}),
+            **(list_gather_arguments(step) if rows > x.shape[0] else {}),
         },
         (result.name,),
-        product(rows, matrix),
+        count_product_work(rows, matrix),
         rows,
         label,
     )

@@ -22,7 +22,7 @@ import numpy as np
 
 from model.formats import Format
 from model.layers.shard import Shape, Shard
-from model.state import blocks_before
+from model.state import count_blocks_before
 
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
@@ -107,11 +107,11 @@ class WeightDtypes:
         overrides = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
         return cls(default, overrides, frozenset(formats.items()))
 
-    def dtype_of(self, name: str) -> np.dtype:
+    def find_dtype(self, name: str) -> np.dtype:
         """Return the dtype of the array `name`; the default if no override has this name."""
         return self._by_name.get(name, self.default)
 
-    def format_of(self, weight: str) -> Format | None:
+    def find_format(self, weight: str) -> Format | None:
         """Return the format whose stored tensors a kernel reads for `weight`; None if it reads one plain array."""
         return self._formats.get(weight)
 
@@ -204,7 +204,7 @@ class StepShape:
         pages = dict(self.window_pages).get(window) if window is not None else None
         if window is None or pages is None:
             return self
-        before = (blocks_before(window, self.block_size) + 1) * self.block_size
+        before = (count_blocks_before(window, self.block_size) + 1) * self.block_size
         return replace(
             self,
             pages=pages,
@@ -265,7 +265,7 @@ class StepShape:
         decoding = "" if self.decoding is None else f", beside {self.decoding}"
         return f"{self.sequences} x {self.new_tokens} tokens, {self.cache_length} positions{cached}{decoding}"
 
-    def resized(self, rows: int) -> StepShape:
+    def with_rows(self, rows: int) -> StepShape:
         """Return this step with `rows` tokens: of one prompt in prefill, one for each of `rows` sequences in decode.
 
         All further fields, such as `cache_length`, stay.
@@ -348,11 +348,11 @@ class Value:
         """Bytes of the array in the launch."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def last(self, rows: int) -> Value:
+    def take_last(self, rows: int) -> Value:
         """Return a value of the same array of which a launch reads only the last `rows` rows."""
         return replace(self, shape=(rows, *self.shape[1:]), takes_last_rows=True)
 
-    def view_of(self, array: Any) -> Any:
+    def take_view(self, array: Any) -> Any:
         """Return a view of the rows of `array` that the launch reads: all, or with `takes_last_rows` the last ones."""
         return array[-self.shape[0] :] if self.takes_last_rows else array
 
@@ -424,7 +424,7 @@ class Launch:
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
 
 
-def gather_arguments(step: StepShape) -> dict[str, Argument]:
+def list_gather_arguments(step: StepShape) -> dict[str, Argument]:
     """Return the arguments `replica_group` and `sequence_ranks` with which `qkv_projection` gathers rows of all ranks.
 
     The dict is empty if every rank has all rows of the step, without sequence parallelism.
@@ -434,7 +434,7 @@ def gather_arguments(step: StepShape) -> dict[str, Argument]:
     return {"replica_group": Axis.tensor, "sequence_ranks": step.sequence_ranks}
 
 
-def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
+def count_product_work(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
     """Return the least work of multiplying `rows` rows by each of `weights`, which are read from HBM once.
 
     `moved_bytes` are added to the bytes of the weights. The rows themselves are not counted.
@@ -443,7 +443,7 @@ def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
     return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 
-def copied(value: Value) -> LeastWork:
+def count_copy_work(value: Value) -> LeastWork:
     """Return the least work of a copy: no operations, and the bytes of `value` read once and written once."""
     return LeastWork(0.0, 2.0 * value.nbytes)
 

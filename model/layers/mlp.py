@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import Argument, Axis, Launch, StepShape, Value, product
+from model.layers.launch import Argument, Axis, Launch, StepShape, Value, count_product_work
 from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, Scale, add_residual
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
-from model.layers.weight import Weight, value_of
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, slice_evenly
+from model.layers.weight import Weight, create_argument
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class FeedForward(Stateless):
             "activation": self.activation,
             "residual": self.after is None,
             "sequence_ranks": step.sequence_ranks,
-            "row_gate": value_of(self._row_gate_weight, step),
+            "row_gate": create_argument(self._row_gate_weight, step),
         }
         if self.norm is not None:
             arguments |= {
                 "norm_weight": self.norm.weight.value(step),
-                "norm_bias": value_of(self.norm.bias_weight, step),
+                "norm_bias": create_argument(self.norm.bias_weight, step),
                 "norm_offset": self.norm.offset,
             }
         nearest_norm = self.norm or self.after
@@ -110,7 +110,9 @@ class FeedForward(Stateless):
             arguments |= {"eps": nearest_norm.eps}
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
-        launches = [Launch("mlp", arguments, (result.name,), product(step.tokens, *matrices), step.tokens)]
+        launches = [
+            Launch("mlp", arguments, (result.name,), count_product_work(step.tokens, *matrices), step.tokens)
+        ]
         if self.after is not None:
             launches.append(self.after.launch(step, result, "x", "after the MLP", x, self.scale))
         return launches
@@ -122,20 +124,20 @@ class FeedForward(Stateless):
         """
         y = self.compute_output(x, numpy)
         if self.after is not None:
-            y = self.after.reference(numpy.rounded(y), numpy)
+            y = self.after.reference(numpy.round(y), numpy)
         return add_residual(x, y, self.scale, numpy)
 
     def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
-        inner = numpy.product(normed, self.up)
+        inner = numpy.multiply(normed, self.up)
         if self.gate is None:
             inner = apply_activation(inner, self.activation)
         else:
-            inner = apply_activation(numpy.product(normed, self.gate), self.activation) * inner
-        y = numpy.sum_partial_products(numpy.rounded(inner), self.down, even_span)
+            inner = apply_activation(numpy.multiply(normed, self.gate), self.activation) * inner
+        y = numpy.sum_partial_products(numpy.round(inner), self.down, slice_evenly)
         if self.row_gate is not None:
-            y = y / (1 + np.exp(-numpy.product(normed, self.row_gate)))
+            y = y / (1 + np.exp(-numpy.multiply(normed, self.row_gate)))
         return y
 
 

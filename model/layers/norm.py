@@ -86,7 +86,7 @@ class Norm:
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return the norm of x [..., size] with the whole weight, rounded; no residual is added."""
-        return numpy.norm(x, self.tensor, self.eps, self.bias, self.offset)
+        return numpy.normalise(x, self.tensor, self.eps, self.bias, self.offset)
 
 
 @dataclass(frozen=True)
@@ -104,4 +104,4 @@ class Scale:
 
 def add_residual(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
     """Return (x + y) * scale, or x + y if `scale` is None, rounded once to the dtype of the activations."""
-    return numpy.rounded(x + y if scale is None else (x + y) * numpy.tensor(scale.tensor))
+    return numpy.round(x + y if scale is None else (x + y) * numpy.load_tensor(scale.tensor))

@@ -21,7 +21,7 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.embedding import Embedding
-from model.layers.launch import Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import Launch, LeastWork, StepShape, Value, count_product_work
 from model.layers.layer import Stateless, States
 from model.layers.mlp import apply_activation
 from model.layers.norm import Norm, Scale, add_residual
@@ -96,7 +96,7 @@ class PerLayerInputs(Stateless):
                 "q_norm": self.norm.weight.value(step),
             },
             (projected.name,),
-            product(step.local_rows, w),
+            count_product_work(step.local_rows, w),
             step.local_rows,
             label,
         )
@@ -108,11 +108,11 @@ class PerLayerInputs(Stateless):
         Also sets `states[name]` to the rounded inputs of all layers, [tokens, layers * elements of a layer].
         """
         embedded = self.embedding.reference(x, span, states, numpy)
-        projected = numpy.product(embedded, self.projection).reshape(len(x), -1, self.norm.size)
+        projected = numpy.multiply(embedded, self.projection).reshape(len(x), -1, self.norm.size)
         eps = self.norm.eps * self.embedding.hidden
-        normed = numpy.norm(projected, self.norm.tensor, eps).reshape(len(x), -1)
-        rows = numpy.rows(self.rows.tensor, x) * np.float32(self.rows.scale)
-        states[self.name] = numpy.rounded(normed + rows)
+        normed = numpy.normalise(projected, self.norm.tensor, eps).reshape(len(x), -1)
+        rows = numpy.load_rows(self.rows.tensor, x) * np.float32(self.rows.scale)
+        states[self.name] = numpy.round(normed + rows)
         return embedded
 
 
@@ -165,7 +165,7 @@ class GatedInput(Stateless):
                     "activation": self.activation,
                 },
                 (y.name,),
-                product(step.local_rows, w_gate, w_output),
+                count_product_work(step.local_rows, w_gate, w_output),
                 step.local_rows,
             ),
             self._after.launch(step, y, "x", "after the layer's input", x, self.scale),
@@ -178,6 +178,6 @@ class GatedInput(Stateless):
         """
         first = self.inputs.first
         layer_inputs = states[self.inputs.array][:, first : first + self.gate.outputs]
-        gated = numpy.rounded(apply_activation(numpy.product(x, self.gate), self.activation) * layer_inputs)
-        y = self._after.reference(numpy.rounded(numpy.product(gated, self.output)), numpy)
+        gated = numpy.round(apply_activation(numpy.multiply(x, self.gate), self.activation) * layer_inputs)
+        y = self._after.reference(numpy.round(numpy.multiply(gated, self.output)), numpy)
         return add_residual(x, y, self.scale, numpy)

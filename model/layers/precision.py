@@ -21,7 +21,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
+def choose_activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
     """Return the dtype of activations, float32 or bfloat16, for the option `--dtype`.
 
     Args:

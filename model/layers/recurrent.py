@@ -27,8 +27,8 @@ from model.layers.launch import (
     LeastWork,
     StepShape,
     Value,
-    gather_arguments,
-    product,
+    count_product_work,
+    list_gather_arguments,
 )
 from model.layers.layer import Constant, States
 from model.layers.mlp import apply_activation
@@ -36,7 +36,7 @@ from model.layers.norm import Norm
 from model.layers.paged import STATES
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Depthwise, Divided
-from model.layers.weight import Tensor, Weight, value_of
+from model.layers.weight import Tensor, Weight, create_argument
 
 SEQUENCE_ARRAYS = {
     "state_slots": "state_slots",
@@ -46,7 +46,7 @@ SEQUENCE_ARRAYS = {
 """Names of arrays of a step, [sequences, 1] each, by the parameters of recurrent kernels that read them."""
 
 
-def sequence_arguments(step: StepShape) -> dict[str, Value]:
+def list_sequence_arguments(step: StepShape) -> dict[str, Value]:
     """Return the arguments `state_slots`, `starts` and `counts` of a recurrent kernel, [sequences, 1] int32 each."""
     shape = step.sequences, 1
     return {parameter: Value(name, shape, INT32) for parameter, name in SEQUENCE_ARRAYS.items()}
@@ -122,9 +122,9 @@ class Convolution:
             {
                 "x": x,
                 "weight": weight,
-                "bias": value_of(self._bias, step),
+                "bias": create_argument(self._bias, step),
                 "state": state,
-                **sequence_arguments(step),
+                **list_sequence_arguments(step),
                 "first": first,
                 "activation": self.activation,
             },
@@ -142,11 +142,11 @@ class Convolution:
         before = states.get(name, np.zeros((count, x.shape[1]), np.float32))
         padded = np.concatenate([before, x])
         states[name] = padded[len(padded) - count :]
-        weight = numpy.tensor(f"{self.tensor}.weight")[:, 0, :]
+        weight = numpy.load_tensor(f"{self.tensor}.weight")[:, 0, :]
         summed = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(self.taps))
         if self.bias:
-            summed = summed + numpy.tensor(f"{self.tensor}.bias")
-        return numpy.rounded(summed if self.activation is None else apply_activation(summed, self.activation))
+            summed = summed + numpy.load_tensor(f"{self.tensor}.bias")
+        return numpy.round(summed if self.activation is None else apply_activation(summed, self.activation))
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class RecurrentBlock:
     component: ClassVar[str] = "mixer"
 
     @abstractmethod
-    def _cuts(self) -> tuple[Sequence[Cut], Divided]:
+    def _choose_cuts(self) -> tuple[Sequence[Cut], Divided]:
         """Return how ranks divide the projections: a cut of each of `inputs` by outputs, and of `output` by inputs."""
 
     @property
@@ -171,11 +171,11 @@ class RecurrentBlock:
         """Weights that kernels of the recurrence read, and the matrix of the output projection."""
 
     @abstractmethod
-    def _state_shape(self, step: StepShape) -> tuple[int, ...]:
+    def _find_state_shape(self, step: StepShape) -> tuple[int, ...]:
         """Return the shape of one sequence's recurrent state on a rank, without the axis of slots."""
 
     @abstractmethod
-    def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
+    def _launch_recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
         """Return the launches of the convolution and the recurrence, in order.
 
         They read `inner`, the projected rows of all `inputs` side by side. The first result of the last launch has the
@@ -183,7 +183,7 @@ class RecurrentBlock:
         """
 
     @abstractmethod
-    def _recurrence_reference(
+    def _compute_recurrence(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
         """Return the rows that the output projection reads, [tokens, …] rounded, computed in NumPy.
@@ -195,20 +195,20 @@ class RecurrentBlock:
     @property
     def _w_in(self) -> Weight:
         """Matrix of all input projections side by side, [hidden, outputs of a rank]."""
-        tensors = (projection.weight(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
+        tensors = (projection.weight(cut) for projection, cut in zip(self.inputs, self._choose_cuts()[0]))
         return Weight(f"{self.name}.w_in", tuple(tensors))
 
     @property
     def _b_in(self) -> Weight | None:
         if self.inputs[0].bias is None:
             return None
-        rows = (projection.bias_row(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
+        rows = (projection.bias_row(cut) for projection, cut in zip(self.inputs, self._choose_cuts()[0]))
         return Weight(f"{self.name}.b_in", tuple(rows))
 
     @property
     def _w_out(self) -> Weight:
         """Matrix of the output projection, [inputs of a rank, hidden]."""
-        return Weight(f"{self.name}.w_out", (self.output.weight(self._cuts()[1]),))
+        return Weight(f"{self.name}.w_out", (self.output.weight(self._choose_cuts()[1]),))
 
     @property
     def _b_out(self) -> Weight | None:
@@ -227,7 +227,7 @@ class RecurrentBlock:
         return f"{self.name}.state"
 
     def _state(self, step: StepShape) -> Value:
-        return Value(self._state_name, (step.slots or step.sequences, *self._state_shape(step)), FLOAT32)
+        return Value(self._state_name, (step.slots or step.sequences, *self._find_state_shape(step)), FLOAT32)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """Return one cache with the convolution's state and the recurrent state, in slots if the step has them."""
@@ -244,7 +244,7 @@ class RecurrentBlock:
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
         y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
-        recurrence = self._recurrence(step, inner, y)
+        recurrence = self._launch_recurrence(step, inner, y)
         return (
             Launch(
                 "qkv_projection",
@@ -254,12 +254,12 @@ class RecurrentBlock:
                     "w_qkv": w_in,
                     "eps": self.norm.eps,
                     "q_size": w_in.shape[1],
-                    "bias": value_of(self._b_in, step),
+                    "bias": create_argument(self._b_in, step),
                     "norm_offset": self.norm.offset,
-                    **gather_arguments(step),
+                    **list_gather_arguments(step),
                 },
                 (inner.name,),
-                product(tokens, w_in),
+                count_product_work(tokens, w_in),
                 tokens,
             ),
             *recurrence,
@@ -270,11 +270,11 @@ class RecurrentBlock:
                     "w_o": w_out,
                     "residual": x,
                     "replica_group": Axis.tensor,
-                    "bias": value_of(self._b_out, step),
+                    "bias": create_argument(self._b_out, step),
                     "sequence_ranks": step.sequence_ranks,
                 },
                 ("x",),
-                product(tokens, w_out),
+                count_product_work(tokens, w_out),
                 tokens,
             ),
         )
@@ -285,6 +285,6 @@ class RecurrentBlock:
         Projected rows, rows of the recurrence, and the sum are rounded.
         """
         normed = self.norm.reference(x, numpy)
-        inner = [numpy.rounded(numpy.product(normed, projection)) for projection in self.inputs]
-        y = self._recurrence_reference(inner, states, numpy)
-        return numpy.rounded(x + numpy.sum_partial_products(y, self.output, self._cuts()[1].span))
+        inner = [numpy.round(numpy.multiply(normed, projection)) for projection in self.inputs]
+        y = self._compute_recurrence(inner, states, numpy)
+        return numpy.round(x + numpy.sum_partial_products(y, self.output, self._choose_cuts()[1].span))

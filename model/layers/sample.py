@@ -27,7 +27,7 @@ from model.layers.launch import (
     StepShape,
     Value,
 )
-from model.layers.shard import vocabulary_span
+from model.layers.shard import slice_vocabulary
 from model.sampling import RowSampling
 
 DRAWS = (
@@ -137,7 +137,7 @@ def create_sample_launch(
     arguments: dict[str, Argument] = {name: Value(name, (rows, 1), FLOAT32) for name in LIMITS}
     arguments |= {"candidates": keep}
     if draws.full_vocabulary:
-        local_tokens = vocabulary_span(vocabulary, step.shard)
+        local_tokens = slice_vocabulary(vocabulary, step.shard)
         columns = (rows, local_tokens.stop - local_tokens.start)
         arguments |= {name: Value(name, columns, FLOAT32) for name in ("logits", *COLUMNS)}
         arguments |= {name: Value(name, (rows, 1), FLOAT32) for name in PENALTIES}

@@ -51,13 +51,13 @@ class Shard:
         assert 0 <= self.expert_rank < self.expert_ranks, f"{self.expert_rank} of {self.expert_ranks}"
 
 
-def even_span(size: int, shard: Shard) -> slice:
+def slice_evenly(size: int, shard: Shard) -> slice:
     """Return a rank's slice of `size` elements: ceil(size / ranks) elements, and fewer or none on the last ranks."""
     size_of_rank = -(-size // shard.ranks)
     return slice(min(size, shard.rank * size_of_rank), min(size, (shard.rank + 1) * size_of_rank))
 
 
-def vocabulary_span(size: int, shard: Shard) -> slice:
+def slice_vocabulary(size: int, shard: Shard) -> slice:
     """Return the slice of `size` tokens that a rank holds.
 
     These are floor(size / ranks) tokens, and one more on the first size % ranks ranks.
@@ -67,7 +67,7 @@ def vocabulary_span(size: int, shard: Shard) -> slice:
     return slice(first, first + size_of_rank + (shard.rank < more))
 
 
-def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
+def slice_query_heads(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     """Return the slice of `size` elements with the query heads of a rank, as `HeadLayout` divides them.
 
     The elements are `heads` heads of equal size, in `kv_heads` groups that each share a key/value head. The slice has
@@ -77,7 +77,7 @@ def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     return slice(local_heads.start * size // heads, local_heads.stop * size // heads)
 
 
-def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
+def slice_kv_heads(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     """Return the slice of `size` elements with the key/value heads of a rank, as `HeadLayout` divides them.
 
     The elements are `kv_heads` heads of equal size. Several ranks may hold the same head. The slice has no padding.
@@ -131,14 +131,14 @@ class Selection:
             ModelError: The selected elements of an axis neither are whole blocks nor lie inside one block.
         """
         rows, columns = block
-        outputs = self.outputs if rows == 1 else _entries(self.outputs, rows)
-        inputs = _entries(self.inputs, columns)
+        outputs = self.outputs if rows == 1 else _find_blocks(self.outputs, rows)
+        inputs = _find_blocks(self.inputs, columns)
         sizes = self.shape[::-1] if self.is_transposed else self.shape
         shape = (-(-sizes[0] // rows), -(-sizes[1] // columns))
         return Selection(outputs, inputs, shape[::-1] if self.is_transposed else shape, self.is_transposed)
 
 
-def _entries(elements: range | tuple[int, ...], block: int) -> range:
+def _find_blocks(elements: range | tuple[int, ...], block: int) -> range:
     """Return the indices of the blocks of `block` elements that contain `elements`, indices along one axis.
 
     Raises:
@@ -344,10 +344,10 @@ WHOLE = Whole()
 ROW = Row()
 TRANSPOSED = Transposed()
 TAPS = Taps()
-COLUMN_PARALLEL = Divided(0, even_span, padded=True)
-ROW_PARALLEL = Divided(1, even_span, padded=True)
-ROWS_PARALLEL = Rows(even_span)
-VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
+COLUMN_PARALLEL = Divided(0, slice_evenly, padded=True)
+ROW_PARALLEL = Divided(1, slice_evenly, padded=True)
+ROWS_PARALLEL = Rows(slice_evenly)
+VOCABULARY_PARALLEL = Divided(0, slice_vocabulary)
 
 
 def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Divided:
@@ -355,7 +355,7 @@ def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Divided:
 
     The heads are the outputs of the projection for axis 0, and its inputs for axis 1.
     """
-    return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
+    return Divided(axis, partial(slice_query_heads, heads, kv_heads), padded=True)
 
 
 def by_kv_heads(heads: int, kv_heads: int) -> Divided:
@@ -363,7 +363,7 @@ def by_kv_heads(heads: int, kv_heads: int) -> Divided:
 
     Several ranks may get copies of the same key/value head (`HeadLayout`).
     """
-    return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
+    return Divided(0, partial(slice_kv_heads, heads, kv_heads), padded=True)
 
 
 def _range(span: slice) -> range:

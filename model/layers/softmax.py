@@ -42,13 +42,13 @@ def attend(
     if mixer.window is not None:
         hidden |= before >= mixer.window
     scores[:, hidden] = -np.inf
-    sinks = None if sinks_tensor is None else numpy.tensor(sinks_tensor)[:, None, None]
+    sinks = None if sinks_tensor is None else numpy.load_tensor(sinks_tensor)[:, None, None]
     largest = scores.max(axis=-1, keepdims=True)
     largest = largest if sinks is None else np.maximum(largest, sinks)
     scores = np.exp(scores - largest)
-    weights = numpy.rounded(scores)
+    weights = numpy.round(scores)
     total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
     total = total if sinks is None else total + np.exp(sinks - largest)
     numpy.observe(Seen.attention, weights / total)
     mixed = weights @ np.repeat(values, group, axis=0) / total
-    return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+    return numpy.round(mixed).swapaxes(0, 1).reshape(tokens, -1)

@@ -102,11 +102,11 @@ class SpeechInput(Stateless):
 
         Rounded are the features, the result of each convolution, and the sum with the position embeddings.
         """
-        x = numpy.rounded(x)
+        x = numpy.round(x)
         for name, stride in zip(self.convolutions, _STRIDES):
             windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), _NUM_TAPS, 1)
             windows = windows[:, ::stride].swapaxes(0, 1).reshape(-1, x.shape[0] * _NUM_TAPS)
-            weight = numpy.tensor(f"{name}.weight").reshape(self.hidden, -1)
-            y = apply_activation(windows @ weight.T + numpy.tensor(f"{name}.bias"), "gelu")
-            x = numpy.rounded(y).T
-        return numpy.rounded(y + numpy.tensor(self.table))
+            weight = numpy.load_tensor(f"{name}.weight").reshape(self.hidden, -1)
+            y = apply_activation(windows @ weight.T + numpy.load_tensor(f"{name}.bias"), "gelu")
+            x = numpy.round(y).T
+        return numpy.round(y + numpy.load_tensor(self.table))

@@ -15,12 +15,12 @@ import numpy as np
 
 from model.config.mixers import StateSpace
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import FLOAT32, Axis, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import FLOAT32, Axis, Launch, LeastWork, StepShape, Value, count_product_work
 from model.layers.layer import States
 from model.layers.mlp import apply_activation
 from model.layers.projection import Projection
-from model.layers.recurrent import RecurrentBlock, sequence_arguments
-from model.layers.shard import COLUMN_PARALLEL, ROW_PARALLEL, ROWS_PARALLEL, Cut, Divided, even_span
+from model.layers.recurrent import RecurrentBlock, list_sequence_arguments
+from model.layers.shard import COLUMN_PARALLEL, ROW_PARALLEL, ROWS_PARALLEL, Cut, Divided, slice_evenly
 from model.layers.weight import Tensor, Weight
 
 
@@ -39,7 +39,7 @@ class SelectiveStateSpace(RecurrentBlock):
     rates_tensor: str
     skip_tensor: str
 
-    def _cuts(self) -> tuple[Sequence[Cut], Divided]:
+    def _choose_cuts(self) -> tuple[Sequence[Cut], Divided]:
         return (COLUMN_PARALLEL, COLUMN_PARALLEL), ROW_PARALLEL
 
     @property
@@ -63,10 +63,10 @@ class SelectiveStateSpace(RecurrentBlock):
     def _inner_weights(self) -> Sequence[Weight]:
         return (self._w_select, *self._scan_weights.values(), self._w_out)
 
-    def _state_shape(self, step: StepShape) -> tuple[int, ...]:
+    def _find_state_shape(self, step: StepShape) -> tuple[int, ...]:
         return self._w_out.shape(step.shard)[0], self.mixer.state
 
-    def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
+    def _launch_recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
         """Return the launches of the convolution, which writes `u`, the selection, and the scan, which writes `y`.
 
         The selection projects `u` to time steps, B and C of every token, summed over the ranks.
@@ -79,7 +79,7 @@ class SelectiveStateSpace(RecurrentBlock):
                 "output_projection",
                 {"o": u, "w_o": w_select, "replica_group": Axis.tensor},
                 (selected.name,),
-                product(step.tokens, w_select),
+                count_product_work(step.tokens, w_select),
                 step.tokens,
                 "selection",
             ),
@@ -112,7 +112,7 @@ class SelectiveStateSpace(RecurrentBlock):
                 **weights,
                 "gate": gate,
                 "state": state,
-                **sequence_arguments(step),
+                **list_sequence_arguments(step),
                 "gate_first": channels,
             },
             (result, state.name),
@@ -120,7 +120,7 @@ class SelectiveStateSpace(RecurrentBlock):
             step.tokens,
         )
 
-    def _recurrence_reference(
+    def _compute_recurrence(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
         """Return the gated rows [tokens, channels], rounded: convolution, selection, scan and gate in NumPy.
@@ -130,15 +130,17 @@ class SelectiveStateSpace(RecurrentBlock):
         """
         convolved, gate = inner
         u = self.convolution.reference(convolved, states, numpy)
-        selected = numpy.rounded(numpy.sum_partial_products(u, self.selection, even_span))
+        selected = numpy.round(numpy.sum_partial_products(u, self.selection, slice_evenly))
         rank, size = self.steps.inputs, self.mixer.state
         low, into, out = np.split(selected, (rank, rank + size), axis=1)
-        steps = np.logaddexp(0, numpy.product(low, self.steps))[:, :, None]
-        rates = -np.exp(numpy.tensor(self.rates_tensor))
+        steps = np.logaddexp(0, numpy.multiply(low, self.steps))[:, :, None]
+        rates = -np.exp(numpy.load_tensor(self.rates_tensor))
         state = states.get(self._state_name, np.zeros_like(rates))
         scanned = np.empty_like(u)
         for token in range(len(u)):
             state = np.exp(steps[token] * rates) * state + steps[token] * u[token][:, None] * into[token]
             scanned[token] = state @ out[token]
         states[self._state_name] = state
-        return numpy.rounded((scanned + u * numpy.tensor(self.skip_tensor)) * apply_activation(gate, "silu"))
+        return numpy.round(
+            (scanned + u * numpy.load_tensor(self.skip_tensor)) * apply_activation(gate, "silu")
+        )

@@ -20,7 +20,7 @@ from model.layers.launch import FLOAT32, Launch, LeastWork, StepShape, Value
 from model.layers.layer import States
 from model.layers.mlp import apply_activation
 from model.layers.norm import Norm
-from model.layers.recurrent import RecurrentBlock, sequence_arguments
+from model.layers.recurrent import RecurrentBlock, list_sequence_arguments
 from model.layers.shard import Cut, Divided, by_kv_heads, by_query_heads
 from model.layers.weight import Tensor, Weight
 
@@ -37,7 +37,7 @@ class ScannedHeads(RecurrentBlock):
     head_tensors: tuple[str, str, str]
     inner_norm: Norm
 
-    def _cuts(self) -> tuple[Sequence[Cut], Divided]:
+    def _choose_cuts(self) -> tuple[Sequence[Cut], Divided]:
         return choose_input_cuts(self.mixer), by_query_heads(*self.mixer.divided, axis=1)
 
     @property
@@ -54,10 +54,10 @@ class ScannedHeads(RecurrentBlock):
     def _layout(self, step: StepShape) -> HeadLayout:
         return self.mixer.layout(step.ranks)
 
-    def _state_shape(self, step: StepShape) -> tuple[int, ...]:
+    def _find_state_shape(self, step: StepShape) -> tuple[int, ...]:
         return self.mixer.state, self._layout(step).heads_of_rank * self.mixer.head_dim
 
-    def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
+    def _launch_recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
         """Return the launches of the convolution, which writes `u`, of the scan, which writes `y`, and of the norm.
 
         The norm writes `normed` with the shape of `y`, the input of the output projection.
@@ -92,7 +92,7 @@ class ScannedHeads(RecurrentBlock):
                 "d": d,
                 "gate": inner,
                 "state": state,
-                **sequence_arguments(step),
+                **list_sequence_arguments(step),
                 "groups": layout.kv_heads_of_rank,
                 "steps_first": width + u.shape[1],
                 "dt_least": mixer.least_step,
@@ -103,7 +103,7 @@ class ScannedHeads(RecurrentBlock):
             step.tokens,
         )
 
-    def _recurrence_reference(
+    def _compute_recurrence(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
         """Return the normalised rows [tokens, heads * head_dim]: convolution, scan, gate and norm in NumPy.
@@ -121,7 +121,7 @@ class ScannedHeads(RecurrentBlock):
             np.repeat(groups.reshape(tokens, mixer.groups, mixer.state), mixer.heads // mixer.groups, axis=1)
             for groups in (into, out)
         )
-        bias, logs, skip = (numpy.tensor(name) for name in self.head_tensors)
+        bias, logs, skip = (numpy.load_tensor(name) for name in self.head_tensors)
         steps = np.clip(np.logaddexp(0, steps + bias), mixer.least_step, mixer.most_step)
         zeros = np.zeros((mixer.heads, mixer.head_dim, mixer.state), np.float32)
         state = states.get(self._state_name, zeros)
@@ -132,7 +132,7 @@ class ScannedHeads(RecurrentBlock):
             scanned[token] = np.einsum("hpn,hn->hp", state, out[token])
         states[self._state_name] = state
         y = (scanned + heads * skip[:, None]).reshape(tokens, -1) * apply_activation(gate, "silu")
-        return self.inner_norm.reference(numpy.rounded(y), numpy)
+        return self.inner_norm.reference(numpy.round(y), numpy)
 
 
 def choose_input_cuts(mixer: StateSpaceHeads) -> tuple[Cut, Cut, Cut, Cut, Cut]:

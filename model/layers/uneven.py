@@ -8,7 +8,7 @@ from model.config import ModelConfig
 from model.config.blocks import Mlp
 from model.config.heads import HeadLayout
 from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpaceHeads
-from model.layers.shard import Shard, even_span, vocabulary_span
+from model.layers.shard import Shard, slice_evenly, slice_vocabulary
 
 
 def describe_uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
@@ -33,11 +33,11 @@ def _describe_sizes(config: ModelConfig, ranks: int) -> Iterator[str]:
                 yield from _describe_heads(mixer.layout(ranks), "head")
     for block in config.blocks:
         if isinstance(block.mlp, Mlp) and block.mlp.width % ranks:
-            width = even_span(block.mlp.width, Shard(0, ranks)).stop
+            width = slice_evenly(block.mlp.width, Shard(0, ranks)).stop
             padding = _describe_padding(ranks * width - block.mlp.width, ranks * width)
             yield f"an MLP of width {block.mlp.width}: {width} a rank, {padding}"
     if config.vocab_size % ranks:
-        first, last = (vocabulary_span(config.vocab_size, Shard(rank, ranks)) for rank in (0, ranks - 1))
+        first, last = (slice_vocabulary(config.vocab_size, Shard(rank, ranks)) for rank in (0, ranks - 1))
         sizes = f"{first.stop} or {last.stop - last.start}"
         yield f"a vocabulary of {config.vocab_size}: {sizes} tokens a rank"
 

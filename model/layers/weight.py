@@ -62,7 +62,7 @@ class Tensor:
         first, end, period = self.outputs
         return (shape[0] // period * (end - first), *shape[1:])
 
-    def rank_shape(self, shard: Shard) -> Shape:
+    def find_rank_shape(self, shard: Shard) -> Shape:
         """Return the shape of what `take` returns for a rank: its part of the selected outputs in the cut's layout."""
         return self.cut.shape(self.part_shape, shard)
 
@@ -101,7 +101,7 @@ class Weight:
     reader: tuple[str, str] | None = None
     component: str = ""
 
-    def tensor_sizes(self) -> dict[str, int]:
+    def count_tensor_elements(self) -> dict[str, int]:
         """Return the number of elements of each whole checkpoint tensor of the weight by name, without `Zeros`."""
         tensors = (tensor for tensor in self.tensors if not isinstance(tensor, Zeros))
         return {tensor.name: prod(tensor.shape) for tensor in tensors}
@@ -114,31 +114,31 @@ class Weight:
         )
         return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
 
-    def content_key(self, shard: Shard) -> object:
+    def compute_content_key(self, shard: Shard) -> object:
         """Return a hashable key that is equal for ranks whose arrays have the same elements, so they can share one."""
         return None if self.is_whole else shard.rank
 
     def shape(self, shard: Shard) -> Shape:
         """Return the shape of the array on a rank: the tensors' parts side by side along the last axis."""
-        return _concatenate_shapes([tensor.rank_shape(shard) for tensor in self.tensors])
+        return _concatenate_shapes([tensor.find_rank_shape(shard) for tensor in self.tensors])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a new array of a rank from checkpoint tensors by name, in the dtype that `device_dtype` returns.
+        """Return a new array of a rank from checkpoint tensors by name, in the dtype of `choose_device_dtype`.
 
         Quantised tensors are widened, and `Zeros` are filled in.
         """
-        dtype = self.device_dtype(weights, activations)
+        dtype = self.choose_device_dtype(weights, activations)
         arrays = [
-            np.zeros(tensor.rank_shape(shard), dtype)
+            np.zeros(tensor.find_rank_shape(shard), dtype)
             if isinstance(tensor, Zeros)
             else tensor.take(weights, shard, activations).astype(dtype, copy=False)
             for tensor in self.tensors
         ]
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
-    def kernel_format(
+    def find_kernel_format(
         self, weights: Mapping[str, StoredWeight], parameters: KernelParameters
     ) -> Format | None:
         """Return the format whose stored tensors the kernel in `reader` reads; None if it reads one plain array.
@@ -166,7 +166,7 @@ class Weight:
         """Return a rank's copies of the stored tensors that the kernel reads, cut without widening, by array name.
 
         The names are those of `describe`: the weight's name for the elements, and the name with a suffix such as
-        `_scales`. `format` is the result of `kernel_format`.
+        `_scales`. `format` is the result of `find_kernel_format`.
 
         Raises:
             ModelError: The rank's part does not consist of whole blocks that share a scale.
@@ -175,7 +175,7 @@ class Weight:
         for tensor in self.tensors:
             selected, cut = tensor.select(weights[tensor.name]), tensor.cut
             assert isinstance(selected, QuantisedWeight) and isinstance(cut, MatrixCut)
-            selection, stored = cut.select(selected.shape, shard), selected.stored()
+            selection, stored = cut.select(selected.shape, shard), selected.cut_stored()
             for name, spec in format.describe_tensors(selected.shape).items():
                 if name in stored_arrays:
                     stored_arrays[name].append(selection.to_entries(spec.block).take(stored[name]))
@@ -186,9 +186,9 @@ class Weight:
 
     def dtype(self, dtypes: WeightDtypes) -> np.dtype:
         """Return the dtype of the plain or widened array in HBM: float32 if `exact`, else the entry in `dtypes`."""
-        return FLOAT32 if self.tensors[0].exact else dtypes.dtype_of(self.name)
+        return FLOAT32 if self.tensors[0].exact else dtypes.find_dtype(self.name)
 
-    def device_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
+    def choose_device_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
         """Return the dtype of the plain or widened array in HBM, for checkpoint tensors by name and activations.
 
         It is the common result of `choose_weight_dtype` for all tensors; float32 if they differ.
@@ -206,7 +206,7 @@ class Weight:
         That is one array named like the weight. For a weight with a format in `dtypes` these are the format's stored
         tensors, with names such as `….w_up` and `….w_up_scales`.
         """
-        format = dtypes.format_of(self.name)
+        format = dtypes.find_format(self.name)
         if format is None:
             return {self.name: (self.shape(shard), self.dtype(dtypes))}
         arrays = {}
@@ -272,14 +272,14 @@ class StackedWeight(Weight):
 
     component: str = "experts"
 
-    def tensor_sizes(self) -> dict[str, int]:
+    def count_tensor_elements(self) -> dict[str, int]:
         """Return one entry: the number of elements of all experts' tensors, under the first expert's tensor name."""
         first = self.tensors[0]
         return {first.name: len(self.tensors) * prod(first.shape)}
 
-    def content_key(self, shard: Shard) -> object:
+    def compute_content_key(self, shard: Shard) -> object:
         """Return a hashable key that is equal for ranks with the same experts and the same part of each of them."""
-        return super().content_key(shard), shard.expert_rank
+        return super().compute_content_key(shard), shard.expert_rank
 
     def _local_tensors(self, shard: Shard) -> Sequence[Tensor]:
         """Return the tensors of a rank's experts: an equal run of consecutive experts for each expert-parallel rank."""
@@ -288,18 +288,18 @@ class StackedWeight(Weight):
 
     def shape(self, shard: Shard) -> Shape:
         """Return [experts of the rank, …], followed by the shape of a rank's part of one expert's tensor."""
-        return (len(self._local_tensors(shard)), *self.tensors[0].rank_shape(shard))
+        return (len(self._local_tensors(shard)), *self.tensors[0].find_rank_shape(shard))
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a new array of a rank, [experts of the rank, …], in the dtype that `device_dtype` returns.
+        """Return a new array of a rank, [experts of the rank, …], in the dtype that `choose_device_dtype` returns.
 
         Quantised experts are widened one at a time, so that only one widened copy is alive.
         """
         tensors = self._local_tensors(shard)
-        shape = (len(tensors), *tensors[0].rank_shape(shard))
-        result = np.empty(shape, self.device_dtype(weights, activations))
+        shape = (len(tensors), *tensors[0].find_rank_shape(shard))
+        result = np.empty(shape, self.choose_device_dtype(weights, activations))
         for index, tensor in enumerate(tensors):
             result[index] = tensor.take(weights, shard, activations)
         return result
@@ -311,15 +311,15 @@ class StackedRow(StackedWeight):
 
     def shape(self, shard: Shard) -> Shape:
         """Return [experts of the rank, length]."""
-        return (len(self._local_tensors(shard)), self.tensors[0].rank_shape(shard)[1])
+        return (len(self._local_tensors(shard)), self.tensors[0].find_rank_shape(shard)[1])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a new array [experts of the rank, length], in the dtype that `device_dtype` returns."""
+        """Return a new array [experts of the rank, length], in the dtype that `choose_device_dtype` returns."""
         return super().take(weights, shard, activations)[:, 0]
 
 
-def value_of(weight: Weight | None, step: StepShape) -> Value | None:
+def create_argument(weight: Weight | None, step: StepShape) -> Value | None:
     """Return `weight.value(step)`, the weight's array as an argument of a launch; None for a weight of None."""
     return None if weight is None else weight.value(step)

@@ -28,13 +28,13 @@ from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
 from model.layers.cache import check_cache_dtype
 from model.llm.loaded import LoadedModel, open_device
-from model.loading.shipped import PRETRAINED, model_path
+from model.loading.shipped import PRETRAINED, find_model_path
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import check_ranks
-from model.mesh import Mesh, check_expert_groups, routed_experts
+from model.mesh import Mesh, check_expert_groups, collect_expert_counts
 from model.runners.paged import PagedModel
 from model.runners.window import make_input_check
-from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_size, window_pages
+from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_size, count_window_pages
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class EngineSetup:
     def mesh(self) -> Mesh:
         """Groups of ranks that divide experts; each group computes a draft model without experts alone."""
         groups = self.args.expert_parallel_size
-        expert_groups = groups if routed_experts(self.config) else 1
+        expert_groups = groups if collect_expert_counts(self.config) else 1
         return Mesh(self.args.tensor_parallel_size, groups, expert=expert_groups)
 
     def load_model(self) -> PagedModel:
@@ -211,7 +211,7 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
         from model.device import choose_lnc  # loads the simulator
 
         choose_lnc(args.target, args.lnc)
-    folder = model_path(args.model)
+    folder = find_model_path(args.model)
     config = load_config(folder, TEXT, SPEECH)
     if args.quantization not in (None, config.quant_method):
         stored = "not quantised" if config.quant_method is None else f"quantised by {config.quant_method}"
@@ -292,9 +292,11 @@ def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int)
     most = min(4096, args.max_num_seqs * pages_per_sequence) if args.num_pages is None else args.num_pages
     if most < 1:
         raise ModelError(f"num_pages is {most}; at least 1 is needed")
-    windows = dict.fromkeys(window for config in configs for window in config.windows(length))
+    windows = dict.fromkeys(window for config in configs for window in config.list_windows(length))
     limits = args.block_size, args.max_num_seqs, args.max_num_batched_tokens
-    counts = (most if window is None else min(most, window_pages(window, *limits)) for window in windows)
+    counts = (
+        most if window is None else min(most, count_window_pages(window, *limits)) for window in windows
+    )
     return tuple(PagePool(count, args.block_size, window) for count, window in zip(counts, windows))
 
 
@@ -368,7 +370,7 @@ class _Speculation:
             raise ModelError("speculative_config has a model where its method is draft_model, and only there")
         most = check_integer("prompt_lookup_max", config.get("prompt_lookup_max", 4))
         least = check_integer("prompt_lookup_min", config.get("prompt_lookup_min", min(2, most)))
-        return cls(tokens, most, least, model_path(config["model"]) if "model" in config else None)
+        return cls(tokens, most, least, find_model_path(config["model"]) if "model" in config else None)
 
     @property
     def configs(self) -> Sequence[ModelConfig]:

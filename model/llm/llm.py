@@ -23,7 +23,7 @@ from model.families import SPEECH, TEXT, load_config
 from model.llm.engine_args import EngineArgs, make_engine
 from model.llm.vllm_options import translate_arguments
 from model.loading.chat import ChatTemplate, Message
-from model.loading.shipped import PRETRAINED, model_path
+from model.loading.shipped import PRETRAINED, find_model_path
 from model.loading.tokenizer import Tokenizer
 from model.runners.window import WITHOUT_AUDIO
 from model.speech.recording import compute_window_spectrum
@@ -53,7 +53,7 @@ class LLM:
     def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
         """Load a model folder. Raises ModelError as `translate_arguments` and `make_engine` do."""
         args = EngineArgs(model, **translate_arguments(arguments, EngineArgs.__dataclass_fields__))
-        self._args = replace(args, model=model_path(args.model))
+        self._args = replace(args, model=find_model_path(args.model))
         self.engine = make_engine(self._args)
         self._tokenizer = Tokenizer(self._args.model, self.engine.limits.vocab_size)
         self._numbers = count()
@@ -238,7 +238,7 @@ class LLM:
             return None
         if not isinstance(data, Mapping) or [*data] != ["audio"]:
             raise ModelError("multi_modal_data is a mapping with audio: samples, and how many a second has")
-        audio, shape = data["audio"], load_config(model_path(self._args.model), TEXT, SPEECH).spectrum
+        audio, shape = data["audio"], load_config(find_model_path(self._args.model), TEXT, SPEECH).spectrum
         if not isinstance(audio, Sequence) or len(audio) != 2:
             raise ModelError("audio is a pair: samples, and how many of them a second has")
         if shape is None:

@@ -14,10 +14,10 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.stages import layers_of_stage
 from model.families import compose, load_config
-from model.layers.precision import activation_dtype
+from model.layers.precision import choose_activation_dtype
 from model.layers.weight import WeightDtypes
 from model.loading.checkpoint import Checkpoint, open_checkpoint
-from model.loading.weights import RankWeights, shard_weights, weight_dtypes
+from model.loading.weights import RankWeights, choose_weight_dtypes, shard_weights
 from model.mesh import Mesh
 from model.runners.reference import ReferenceModel
 
@@ -44,12 +44,12 @@ class LoadedModel:
     @property
     def activations(self) -> np.dtype:
         """Dtype of activations."""
-        return activation_dtype(self.dtype, self.config, self.checkpoint)
+        return choose_activation_dtype(self.dtype, self.config, self.checkpoint)
 
     @property
     def weight_dtypes(self) -> WeightDtypes:
         """Dtypes of weights on a device, without reading the checkpoint's tensors."""
-        return weight_dtypes(compose(self.config).weights, self.checkpoint, self.activations)
+        return choose_weight_dtypes(compose(self.config).weights, self.checkpoint, self.activations)
 
     def load_shards(self, mesh: Mesh, ranks: Iterable[int] | None = None) -> tuple[RankWeights, ...]:
         """Return the weights of ranks of a mesh, each distinct shard once.

@@ -14,10 +14,10 @@ from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
 from model.layers.launch import Phase, StepShape
 from model.layers.paged import STATES, CacheGroup
-from model.layers.precision import activation_dtype
+from model.layers.precision import choose_activation_dtype
 from model.llm.engine_args import EngineArgs
 from model.loading.checkpoint import open_checkpoint
-from model.loading.shipped import model_path
+from model.loading.shipped import find_model_path
 from model.plan.predict import Predictor
 
 
@@ -50,7 +50,7 @@ class Deployment:
         if cache.slots is not None:
             pages[STATES] = cache.slots.count
         return cls(
-            folder=model_path(args.model),
+            folder=find_model_path(args.model),
             target=args.target,
             lnc=choose_lnc(args.target, args.lnc),
             ranks=args.tensor_parallel_size,
@@ -86,7 +86,7 @@ class StepPredictor:
         """Read the config and the dtypes of the folder. Raises ModelError for files that disagree."""
         self._deployment = deployment
         config = load_config(deployment.folder, TEXT, SPEECH)
-        dtype = activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
+        dtype = choose_activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
         self._predictor = Predictor(
             *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
             expert=deployment.expert_ranks,

@@ -101,7 +101,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     else:
         tensors, maps[source] = _map_tensors(source)
     network = compose(config)
-    shapes = network.layer_tensor_shapes()
+    shapes = network.list_layer_tensor_shapes()
     prefix = network.bare_prefix
     if prefix and not any(name.startswith(prefix) for name in tensors):
         heads = {name for name in shapes if not name.startswith(prefix)} | set(network.unread)
@@ -137,7 +137,7 @@ def _take_quantised_weights(
     """
     if config.weight_format is None:
         return {}
-    shapes = network.layer_tensor_shapes()
+    shapes = network.list_layer_tensor_shapes()
     plain = (tensors[name].dtype for name in shapes if name in tensors and name not in network.exact)
     dtype = next((dtype for dtype in plain if dtype in _DTYPES.values()), np.dtype(ml_dtypes.bfloat16))
     weights: dict[str, Weight] = {}

@@ -20,7 +20,7 @@ from model.formats import Format
 from model.formats import Weight as StoredWeight
 from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
-from model.layers.precision import activation_dtype
+from model.layers.precision import choose_activation_dtype
 from model.layers.shard import Shard
 from model.layers.weight import Weight
 
@@ -92,13 +92,13 @@ def shard_weights(
         ModelError: the ranks cannot share the model, or the weights exceed the memory of this machine.
     """
     check_ranks(config, ranks)
-    activations = activation_dtype(dtype, config, weights)
+    activations = choose_activation_dtype(dtype, config, weights)
     network = compose(config)
     shards = [Shard(rank, ranks) for rank in range(ranks)] if shards is None else shards
     layers = list(network.all_layers if layers is None else layers)
     distinct = {weight.name: weight for layer in layers for weight in layer.weights}
     nbytes = (
-        prod(weight.shape(shard)) * weight.device_dtype(weights, activations).itemsize
+        prod(weight.shape(shard)) * weight.choose_device_dtype(weights, activations).itemsize
         for weight in distinct.values()
         for shard in shards
     )
@@ -107,12 +107,12 @@ def shard_weights(
     formats: dict[str, Format] = {}
     for layer in layers:
         for weight in layer.weights:
-            format = weight.kernel_format(weights, kernel_parameters)
+            format = weight.find_kernel_format(weights, kernel_parameters)
             if format is not None:
                 formats[weight.name] = format
             arrays_by_key: dict[object, dict[str, np.ndarray]] = {}
             for arrays, shard in zip(shard_arrays, shards):
-                key = weight.content_key(shard)
+                key = weight.compute_content_key(shard)
                 if key not in arrays_by_key and format is not None:
                     arrays_by_key[key] = weight.take_stored(weights, shard, format)
                 elif key not in arrays_by_key:
@@ -131,7 +131,7 @@ def kernel_parameters(kernel: str) -> Collection[str]:
     return device.kernel_parameters(kernel)
 
 
-def weight_dtypes(
+def choose_weight_dtypes(
     weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], activations: np.dtype
 ) -> WeightDtypes:
     """Return the dtypes and formats that the arrays of weights will have with a dtype of activations.
@@ -141,9 +141,9 @@ def weight_dtypes(
     dtypes: dict[str, np.dtype] = {}
     formats: dict[str, Format] = {}
     for weight in weights:
-        format = weight.kernel_format(checkpoint, kernel_parameters)
+        format = weight.find_kernel_format(checkpoint, kernel_parameters)
         if format is None:
-            dtypes[weight.name] = weight.device_dtype(checkpoint, activations)
+            dtypes[weight.name] = weight.choose_device_dtype(checkpoint, activations)
         else:
             formats[weight.name] = format
     return WeightDtypes.from_names(dtypes, formats)

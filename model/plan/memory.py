@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from model.layers.paged import Slots
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
-from model.state import window_pages
+from model.state import count_window_pages
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, len
         block_size: positions of a page.
         length: most tokens of a sequence; a window of at least this length counts as no window.
     """
-    page_bytes = dict.fromkeys(model.config.windows(length), 0)
+    page_bytes = dict.fromkeys(model.config.list_windows(length), 0)
     for group, size in model.page_bytes(tp, dtype).items():
         if not isinstance(group, Slots):
             page_bytes[group if group is not None and group < length else None] += block_size * size
@@ -136,7 +136,7 @@ def allocate_pages(
         if page_kind.window is None and not page_kind.recurrent
     )
     windows = {
-        page_kind: window_pages(page_kind.window, block_size, 1, 0)
+        page_kind: count_window_pages(page_kind.window, block_size, 1, 0)
         for page_kind in page_kinds
         if page_kind.window is not None
     }

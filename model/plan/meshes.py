@@ -25,7 +25,7 @@ from model.errors import ModelError
 from model.execution.stages import divide_evenly
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
-from model.mesh import check_expert_groups, routed_experts
+from model.mesh import check_expert_groups, collect_expert_counts
 from model.plan.memory import MeshShape, powers_of_two
 from model.plan.predict import MAX_MICRO_BATCHES
 from model.plan.roofline import compute_core_peaks, count_prefill_work
@@ -190,7 +190,7 @@ class Meshes:
 
     def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
         """Yield the mesh shapes that the instance has cores for; a size that is None takes powers of two."""
-        counts = routed_experts(self._model.config)
+        counts = collect_expert_counts(self._model.config)
         experts = gcd(*counts) if counts else 1
         for tp_size in self._list_tp() if tp is None else [tp]:
             stages = min(len(self._cuts) + 1, self._cores // tp_size)

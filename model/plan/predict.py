@@ -181,15 +181,15 @@ class Predictor:
         The pass includes the output projection for the last token of each prompt. With expert-parallel groups, each
         group computes its share of the prompts at the same time.
         """
-        batch = self._mesh.sequences_of_group(batch)
-        rows = batch * self._mesh.padded_length(tokens, batch)
+        batch = self._mesh.count_group_sequences(batch)
+        rows = batch * self._mesh.pad_length(tokens, batch)
         prompts = replace(self._step, phase=Phase.prefill, tokens=rows, sequences=batch)
         # Several prompts have their last rows gathered, as prompts of different lengths do.
         return self._predict_fastest(replace(prompts, padded=batch > 1))
 
     def predict_step(self, batch: int) -> PassTime:
         """Return the time of a decode step, which adds one token to each of `batch` sequences over all groups."""
-        return self._predict_fastest(self._step.resized(self._mesh.sequences_of_group(batch)))
+        return self._predict_fastest(self._step.with_rows(self._mesh.count_group_sequences(batch)))
 
     def paged(self, step: StepShape) -> PassTime:
         """Return the time of an engine's step on one group of ranks, with the sampling of a token for each sequence.
@@ -450,7 +450,7 @@ class Predictor:
         def measure(rows: int, count: int, per_token: int, width: int) -> Time:
             """Return the time of a launch for `rows` rows and `count` experts of a group."""
             resized = layer.resized(count * groups, per_token, width)
-            return self._dry.time_launch(resized.experts_launch(step, rows, launch.kernel))
+            return self._dry.time_launch(resized.create_experts_launch(step, rows, launch.kernel))
 
         routing = replace(layer.routing, count=layer.routing.count // groups)
         time = time_sorted_rows if launch.kernel == "experts_prefill" else time_few_rows

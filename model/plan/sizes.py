@@ -77,7 +77,7 @@ class LayerSizes:
     @cached_property
     def tensors(self) -> dict[str, tuple[str, int]]:
         """Component and number of elements of each checkpoint tensor, by the tensor's name."""
-        sizes = ((component, weight.tensor_sizes()) for component, weight in self._weights)
+        sizes = ((component, weight.count_tensor_elements()) for component, weight in self._weights)
         return {name: (component, size) for component, tensors in sizes for name, size in tensors.items()}
 
     @cached_property

@@ -86,8 +86,8 @@ class Comparison:
                     text=self._decode([token]),
                     reference_id=choice.token,
                     reference_text=self._decode([choice.token]),
-                    logits_apart=output.logit_gap(token, choice.token),
-                    reference_logits_apart=sequence.output.logit_gap(token, choice.token),
+                    logits_apart=output.compute_logit_gap(token, choice.token),
+                    reference_logits_apart=sequence.output.compute_logit_gap(token, choice.token),
                 )
             )
 

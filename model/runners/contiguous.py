@@ -57,7 +57,7 @@ class KernelModel:
         check_cache_dtype(kv_cache_dtype)
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._cache_length = cache_length
-        self._group_sequences = mesh.sequences_of_group(sequences)
+        self._group_sequences = mesh.count_group_sequences(sequences)
         first = weights[0]
         self._shape = partial(
             StepShape,
@@ -106,7 +106,7 @@ class KernelModel:
 
         Prompts are padded to the longest prompt, or further if sequence parallelism divides their rows.
         """
-        length = self._mesh.padded_length(max(map(len, prompts)), self._group_sequences)
+        length = self._mesh.pad_length(max(map(len, prompts)), self._group_sequences)
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert length <= self._cache_length, f"{length} tokens, a cache of {self._cache_length}"
         self._runner.network.clear()

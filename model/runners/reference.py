@@ -17,7 +17,7 @@ from model.families import compose
 from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.layer import States
-from model.layers.precision import activation_dtype
+from model.layers.precision import choose_activation_dtype
 from model.runners.window import ENCODER
 from model.sampling import StepOutput
 
@@ -42,7 +42,7 @@ class ReferenceModel:
         widened_bytes: int = 2**30,
         ranks: int = 1,
     ) -> None:
-        activations = activation_dtype(dtype, config, weights)
+        activations = choose_activation_dtype(dtype, config, weights)
         self._network = compose(config)
         self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._network.exact)
         self._sequences: list[ReferenceSequence] = []

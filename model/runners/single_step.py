@@ -7,14 +7,16 @@ import importlib
 import numpy as np
 
 from model.config import Config
-from model.families import task_of
+from model.families import find_task
 from model.layers.launch import StepShape, WeightDtypes
 from model.network import Network
 
 
 def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> StepShape:
     """Return the step of a model, which the function `make_step` in the runner module of its task describes."""
-    step: StepShape = importlib.import_module(task_of(config).runner).make_step(config, activations, weights)
+    step: StepShape = importlib.import_module(find_task(config).runner).make_step(
+        config, activations, weights
+    )
     return step
 
 

@@ -125,7 +125,7 @@ class StepInputs:
         first_blocks = np.zeros((step.sequences, 1), np.int32)
         for row, chunk in enumerate(chunks):
             table = chunk.request.tables[pool_number]
-            pages = table.pages[: pool.pages_of(chunk.seq_len) - table.first]
+            pages = table.pages[: pool.count_pages(chunk.seq_len) - table.first]
             block_table[row, : len(pages)] = pages
             first_blocks[row] = table.first
         return block_table, first_blocks

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.llm.engine_args import EngineArgs, read_engine_args
-from model.loading.shipped import model_name
+from model.loading.shipped import find_model_name
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -87,7 +87,7 @@ async def run_application(
     from model.serve.text_jobs import Texts
 
     folder = Path(options.model).resolve()
-    name = options.served_model_name or model_name(folder)
+    name = options.served_model_name or find_model_name(folder)
     speech_model = SpeechModel.from_folder(folder)
     limits, deployment = engine.limits, Deployment.from_engine(engine, engine_args(options))
     prefix_caching = speech_model is None and options.prefix_caching

@@ -57,7 +57,7 @@ class Recording:
         """Number of columns of the spectrum of all windows, padding of the last one included unless `timestamps`."""
         return int(self.spectrum.shape[1])
 
-    def window(self, begins: int) -> tuple[np.ndarray, int]:
+    def cut_window(self, begins: int) -> tuple[np.ndarray, int]:
         """Return the spectrum [bands, columns] of the window that begins at column `begins`, and its real columns.
 
         After the end of the recording the spectrum is padded with zeros; the second number counts the others.
@@ -66,7 +66,7 @@ class Recording:
         padding = self.columns - columns.shape[1]
         return np.pad(columns, ((0, 0), (0, padding))), columns.shape[1]
 
-    def span(self, begins: int) -> tuple[float, float]:
+    def find_times(self, begins: int) -> tuple[float, float]:
         """Return (begin, end) in seconds of the window that begins at column `begins`, cut at the recording's end."""
         end = min((begins + self.columns) * SECONDS_OF_COLUMN, self.seconds)
         return begins * SECONDS_OF_COLUMN, end

@@ -80,7 +80,7 @@ class TranscriptionRule:
         return follower
 
 
-def first_token(folder: Path, config: ModelConfig) -> int:
+def find_first_token(folder: Path, config: ModelConfig) -> int:
     """Return the id of the token with which a transcription begins, before a language token.
 
     It is decoder_start_token_id of generation_config.json, or else of config.json.
@@ -91,9 +91,9 @@ def first_token(folder: Path, config: ModelConfig) -> int:
     return _GenerationFields(folder, config).start
 
 
-def previous_token(folder: Path, config: ModelConfig) -> int | None:
+def find_previous_token(folder: Path, config: ModelConfig) -> int | None:
     """Return prev_sot_token_id, the id of the token that introduces text before a transcription; None if absent."""
-    return next(iter(_GenerationFields(folder, config).ids("prev_sot_token_id")), None)
+    return next(iter(_GenerationFields(folder, config).read_ids("prev_sot_token_id")), None)
 
 
 def read_languages(folder: Path, config: ModelConfig) -> dict[str, int]:
@@ -123,7 +123,7 @@ def read_rules(
     """
     fields = _GenerationFields(folder, config)
     prompt = [fields.start, *fields.read_prompt(language, task)]
-    plain = fields.ids("no_timestamps_token_id")
+    plain = fields.read_ids("no_timestamps_token_id")
     if timestamps:
         prompt = prompt[:-1] if prompt[-1] in plain else prompt
     elif plain and prompt[-1] not in plain:
@@ -133,7 +133,9 @@ def read_rules(
             f"{folder}: a transcription begins with {len(prompt)} tokens; the context has {config.context}"
         )
     times = fields.read_timestamps() if timestamps else None
-    return Rules(tuple(prompt), fields.ids("suppress_tokens"), fields.ids("begin_suppress_tokens"), times)
+    return Rules(
+        tuple(prompt), fields.read_ids("suppress_tokens"), fields.read_ids("begin_suppress_tokens"), times
+    )
 
 
 class _GenerationFields:
@@ -150,7 +152,7 @@ class _GenerationFields:
     def _find_file(self, name: str) -> Fields:
         return next((file for file in self._files if name in file), self._files[1])
 
-    def ids(self, name: str) -> tuple[int, ...]:
+    def read_ids(self, name: str) -> tuple[int, ...]:
         """Return the token ids of the field `name`, which has one id or a list; () if both files lack it.
 
         Raises:
@@ -161,7 +163,7 @@ class _GenerationFields:
     @property
     def start(self) -> int:
         """Id with which a transcription begins, decoder_start_token_id; ModelError if it is missing."""
-        start = self.ids("decoder_start_token_id")
+        start = self.read_ids("decoder_start_token_id")
         if len(start) != 1:
             raise ModelError(
                 f"{self._folder}: decoder_start_token_id, with which a transcription begins, is missing; add it to "
@@ -181,7 +183,7 @@ class _GenerationFields:
             ModelError: The files do not name this token and an end token, no token follows it, or
                 max_initial_timestamp_index is not a whole number.
         """
-        plain, ends = self.ids("no_timestamps_token_id"), self.ids("eos_token_id")
+        plain, ends = self.read_ids("no_timestamps_token_id"), self.read_ids("eos_token_id")
         if not plain or plain[0] + 1 >= self._vocabulary or not ends:
             raise ModelError(f"{self._folder}: --timestamps: this model's vocabulary has no times")
         name = "max_initial_timestamp_index"

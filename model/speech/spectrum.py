@@ -44,7 +44,7 @@ def log_mel(samples: np.ndarray, bands: int) -> np.ndarray:
     frames = np.lib.stride_tricks.sliding_window_view(padded, _FRAME)[: len(samples) // HOP * HOP : HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FRAME) / _FRAME)
     powers = (
-        np.abs(np.fft.rfft(frames[begin : begin + _CHUNK] * hann)) ** 2 @ mel_bands(bands)
+        np.abs(np.fft.rfft(frames[begin : begin + _CHUNK] * hann)) ** 2 @ compute_mel_bands(bands)
         for begin in range(0, len(frames), _CHUNK)
     )
     logs = np.log10(np.maximum(np.concatenate([*powers]), _MIN_POWER)).T
@@ -53,25 +53,25 @@ def log_mel(samples: np.ndarray, bands: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=2)
-def mel_bands(bands: int) -> np.ndarray:
+def compute_mel_bands(bands: int) -> np.ndarray:
     """Return the weights [201 frequencies, bands] float64 that sum a power spectrum to mel bands.
 
     A band is a triangle between the centres of its neighbours; all triangles have the same area.
     """
     frequencies = np.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1)
-    centres = _hertz(np.linspace(0, _mels(SAMPLE_RATE / 2), bands + 2))
+    centres = _to_hertz(np.linspace(0, _to_mels(SAMPLE_RATE / 2), bands + 2))
     low, middle, high = centres[:-2], centres[1:-1], centres[2:]
     column = frequencies[:, None]
     rising, falling = (column - low) / (middle - low), (high - column) / (high - middle)
     return np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)
 
 
-def _mels(hertz: float) -> float:
+def _to_mels(hertz: float) -> float:
     """Convert a frequency of at least 1,000 Hz, above the linear part of Slaney's mel scale, to mels."""
     return float(_LINEAR_UP_TO * _MELS_PER_HZ + np.log(hertz / _LINEAR_UP_TO) / _LOG_STEP)
 
 
-def _hertz(mels: np.ndarray) -> np.ndarray:
+def _to_hertz(mels: np.ndarray) -> np.ndarray:
     """Convert mels of Slaney's scale to frequencies in Hz: linear up to 1,000 Hz, exponential above."""
     border = _LINEAR_UP_TO * _MELS_PER_HZ
     beyond = _LINEAR_UP_TO * np.exp(_LOG_STEP * (mels - border))

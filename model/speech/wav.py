@@ -68,7 +68,7 @@ class _BoundedReads:
 def _read(content: IO[bytes], name: str) -> np.ndarray:
     try:
         with wave.open(cast(IO[bytes], _BoundedReads(content)), "rb") as file:
-            return _samples(file, name)
+            return _read_samples(file, name)
     except EOFError:
         raise ModelError(f"{name} is not a WAV file: it ends in its header", _CODE) from None
     except RuntimeError:  # `wave` raises it for a seek past the end of a chunk
@@ -77,7 +77,7 @@ def _read(content: IO[bytes], name: str) -> np.ndarray:
         raise ModelError(f"{name} is not a WAV file of PCM samples: {error}", _CODE) from None
 
 
-def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
+def _read_samples(file: wave.Wave_read, path: str) -> np.ndarray:
     channels, rate, width = file.getnchannels(), file.getframerate(), file.getsampwidth()
     if channels != 1:
         raise ModelError(f"{path} has {channels} channels; a recording has 1: mix them first", _CODE)
@@ -99,10 +99,10 @@ def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
     content = content[: len(content) // width * width]
     if not len(content):
         raise ModelError(f"{path} has no samples", _CODE)
-    return _scaled(content, width)
+    return _scale(content, width)
 
 
-def _scaled(content: np.ndarray, width: int) -> np.ndarray:
+def _scale(content: np.ndarray, width: int) -> np.ndarray:
     """Return little-endian integers of `width` bytes, given as bytes [count * width], as float32 [count] from -1 to 1.
 
     Integers of one byte are unsigned, all others signed.

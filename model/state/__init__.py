@@ -3,8 +3,8 @@
 The engine allocates pages and slots here; these classes count references and know no arrays.
 """
 
-from model.state.pages import BlockTable, PagePool, blocks_before, check_block_size, window_pages
-from model.state.pool import Key, page_key, root_key
+from model.state.pages import BlockTable, PagePool, check_block_size, count_blocks_before, count_window_pages
+from model.state.pool import Key, compute_page_key, compute_root_key
 from model.state.slots import INTERVAL, SlotPool, WindowPool
 
 __all__ = [
@@ -14,9 +14,9 @@ __all__ = [
     "PagePool",
     "SlotPool",
     "WindowPool",
-    "blocks_before",
     "check_block_size",
-    "page_key",
-    "root_key",
-    "window_pages",
+    "compute_page_key",
+    "compute_root_key",
+    "count_blocks_before",
+    "count_window_pages",
 ]

@@ -23,7 +23,7 @@ BLOCK_SIZES = tuple(2**power for power in range(8))
 """Page sizes in positions that attention kernels take: powers of two up to the 128 partitions of a tile."""
 
 
-def blocks_before(window: int, block_size: int) -> int:
+def count_blocks_before(window: int, block_size: int) -> int:
     """Return the most blocks before a token's own block that the token reads with an attention window.
 
     A block is `block_size` neighbouring positions. `window` counts positions, the token's own one included.
@@ -31,7 +31,7 @@ def blocks_before(window: int, block_size: int) -> int:
     return -(-(window - 1) // block_size)
 
 
-def window_pages(window: int, block_size: int, sequences: int, tokens: int) -> int:
+def count_window_pages(window: int, block_size: int, sequences: int, tokens: int) -> int:
     """Return how many pages the layers with a window need for any step of a number of sequences.
 
     Args:
@@ -40,7 +40,7 @@ def window_pages(window: int, block_size: int, sequences: int, tokens: int) -> i
         sequences: Most running sequences.
         tokens: Most new tokens of a step, over all sequences.
     """
-    return sequences * (blocks_before(window, block_size) + 2) + tokens // block_size
+    return sequences * (count_blocks_before(window, block_size) + 2) + tokens // block_size
 
 
 def check_block_size(block_size: int) -> None:
@@ -76,27 +76,29 @@ class PagePool(Pool):
         self.block_size = block_size
         self.window = window
 
-    def pages_of(self, positions: int) -> int:
+    def count_pages(self, positions: int) -> int:
         """Return the number of pages that `positions` positions take from the beginning of a page on, rounded up."""
         return -(-positions // self.block_size)
 
-    def first_block(self, block: int) -> int:
+    def find_first_block(self, block: int) -> int:
         """Return the index of the first block that tokens in the block with index `block` read: 0 without a window."""
-        return 0 if self.window is None else max(0, block - blocks_before(self.window, self.block_size))
+        return 0 if self.window is None else max(0, block - count_blocks_before(self.window, self.block_size))
 
-    def most_pages(self, positions: int, together: int) -> int:
+    def count_most_pages(self, positions: int, together: int) -> int:
         """Return the most pages of this pool that one sequence holds at any time.
 
         Args:
             positions: Length of the sequence.
             together: Largest number of its positions that one step computes.
         """
-        pages = self.pages_of(positions)
+        pages = self.count_pages(positions)
         if self.window is None:
             return pages
-        return min(pages, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
+        return min(
+            pages, count_blocks_before(self.window, self.block_size) + 1 + self.count_pages(together - 1)
+        )
 
-    def known(self, keys: Sequence[Key]) -> int:
+    def count_known_pages(self, keys: Sequence[Key]) -> int:
         """Return the length, in pages, of the longest prefix after which a sequence can continue from cached pages.
 
         Cached must be all pages that the token after the prefix reads: all of the prefix, or with a window the last
@@ -111,6 +113,6 @@ class PagePool(Pool):
         for block in reversed(range(end)):
             if keys[block] not in self._entry_by_key:
                 end = block
-            elif block <= self.first_block(end):
+            elif block <= self.find_first_block(end):
                 break
         return end

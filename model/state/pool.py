@@ -17,7 +17,7 @@ Key = bytes
 """Digest of 16 bytes that identifies the contents of a full page, or the recurrent state after it."""
 
 
-def page_key(parent: Key, tokens: Sequence[int]) -> Key:
+def compute_page_key(parent: Key, tokens: Sequence[int]) -> Key:
     """Return the key of a full page with the ids `tokens`, a digest of these and of `parent`.
 
     `parent` is the key of the sequence's page before this one; for the first page it is a root key.
@@ -25,7 +25,7 @@ def page_key(parent: Key, tokens: Sequence[int]) -> Key:
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
-def root_key(salt: str) -> Key:
+def compute_root_key(salt: str) -> Key:
     """Return the parent key of a sequence's first page; requests with different salts share no pages."""
     return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"cache_salt").digest()
 
@@ -46,7 +46,7 @@ class Pool:
         """Number of entries without references."""
         return len(self._free)
 
-    def ref_count(self, entry: int) -> int:
+    def count_references(self, entry: int) -> int:
         """Return the number of sequences that refer to an entry."""
         return self._ref_counts[entry]
 

@@ -25,7 +25,7 @@ class SlotPool(Pool):
         self.block_size = block_size
         self.interval = interval
 
-    def snapshot_after(self, position: int, prompt: int) -> int:
+    def find_next_snapshot(self, position: int, prompt: int) -> int:
         """Return the number of tokens after which the next snapshot of the state is taken, more than `position`.
 
         `position` counts the tokens computed so far, and `prompt` the tokens of the prompt.
@@ -34,7 +34,7 @@ class SlotPool(Pool):
         last = (prompt - 1) // self.block_size * self.block_size
         return last if position < last < regular else regular
 
-    def known(self, keys: Sequence[Key]) -> int:
+    def count_known_pages(self, keys: Sequence[Key]) -> int:
         """Return the length, in pages, of the longest prefix whose state has a snapshot; 0 if there is none.
 
         `keys` are the keys of a sequence's full pages, from the first on. No reference is added.

@@ -14,7 +14,7 @@ from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
 from model.layers import find_unsupported
 from model.layers.paged import STATES
-from model.mesh import check_expert_groups, routed_experts
+from model.mesh import check_expert_groups, collect_expert_counts
 from model.plan.memory import (
     Demand,
     PageKind,
@@ -181,7 +181,7 @@ class Deployment:
         self.predictors: list[Predictor] = known[: len(models)] + [
             Predictor(
                 *(model.config, instance.name, tp, setup.dtype, length),
-                expert=setup.ep if routed_experts(model.config) else 1,
+                expert=setup.ep if collect_expert_counts(model.config) else 1,
                 lnc=setup.lnc,
             )
             for model in models[len(known) :]
@@ -232,7 +232,7 @@ class Deployment:
         """
         setup, prefix = self.setup, f"{self.ranks} on {self.instance.name} leaves"
         for page_kind, pool in zip(self.page_kinds, self._make_pools(length)):
-            needed = pool.most_pages(length, min(length, setup.options.max_num_batched_tokens))
+            needed = pool.count_most_pages(length, min(length, setup.options.max_num_batched_tokens))
             if page_kind.pages < needed:
                 layers = (
                     "" if page_kind.window is None else f" of layers that see {page_kind.window:,} of them"

@@ -175,7 +175,7 @@ class SeparateService:
             tokens // cache.block_size for tokens in (received.shared_tokens, received.computed)
         )
         pages = [
-            table.end - max(shared, pool.first_block(filled))
+            table.end - max(shared, pool.find_first_block(filled))
             for pool, table in zip(cache.pools, received.tables)
         ] + [1] * (cache.slots is not None)
         begin_ns = max(now, free_ns[source], free_ns[target])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.loading.shipped import PRETRAINED, model_path
+from model.loading.shipped import PRETRAINED, find_model_path
 from nkw.commands import main
 from simulate.bundle import chain
 from simulate.bundle.blame import Comparison
@@ -274,7 +274,7 @@ def test_experts_come_back_equal(tmp_path: Path, instance: Make, compared: Compa
     """Two prompts of different lengths, and bfloat16 activations."""
     words = ["stories-moe", "--max-new-tokens", "2", "--dtype", "bfloat16"]
     folder = bundled(tmp_path / "b", *words, "--prompt", "Once upon", "--prompt", "The little dog ran")
-    done = instance().run(folder, "--weights", str(model_path("stories-moe")))
+    done = instance().run(folder, "--weights", str(find_model_path("stories-moe")))
     assert done.returncode == 0, done.stdout + done.stderr
     seen = compared(folder)
     assert seen.agrees and {case.agreement for case in seen.cases} == {Agreement.equal}

@@ -362,7 +362,7 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
     (tmp_path / "config.json").write_text(json.dumps(config))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     random = np.random.default_rng(7)
-    shapes = compose(load_config(tmp_path)).tensor_shapes()
+    shapes = compose(load_config(tmp_path)).list_tensor_shapes()
     weights = {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
     safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
     words = ["generate", "--model", str(tmp_path), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]
@@ -651,10 +651,10 @@ class ImageFilter(Stateless):
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """[channels, height, width] of one image."""
         margin = self.window // 2
-        padded = np.pad(numpy.rounded(x), ((0, 0), (margin, margin), (margin, margin)))
+        padded = np.pad(numpy.round(x), ((0, 0), (margin, margin), (margin, margin)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (self.window, self.window), (1, 2))
-        sums = np.einsum("oiuv,ihwuv->ohw", numpy.tensor("conv.weight"), windows)
-        return numpy.rounded(np.maximum(sums + numpy.tensor("conv.bias")[:, None, None], 0))
+        sums = np.einsum("oiuv,ihwuv->ohw", numpy.load_tensor("conv.weight"), windows)
+        return numpy.round(np.maximum(sums + numpy.load_tensor("conv.bias")[:, None, None], 0))
 ''',
         "model/runners/toy_image.py": '''"""Filters one image a step."""
 
@@ -755,7 +755,7 @@ def folder(tmp_path):
     config = {"architectures": ["ToyImageFilter"], "model_type": "toy_image", **SIZES}
     (model / "config.json").write_text(json.dumps(config))
     random = np.random.default_rng(7)
-    shapes = compose(load_config(model, TOY_IMAGE)).tensor_shapes()
+    shapes = compose(load_config(model, TOY_IMAGE)).list_tensor_shapes()
     weights = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
     safetensors.numpy.save_file(weights, model / "model.safetensors")
     np.save(tmp_path / "image.npy", random.standard_normal((5, 12, 9), dtype=np.float32))

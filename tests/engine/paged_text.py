@@ -46,7 +46,7 @@ class PagedText:
             for position, token in enumerate(chunk.tokens, chunk.num_computed_tokens):
                 for pool_index, pool in enumerate(self._pools):
                     page, offset = self._locate(request, pool_index, position)
-                    assert pool.ref_count(page) == 1, "a page with two writers"
+                    assert pool.count_references(page) == 1, "a page with two writers"
                     self._pages[pool_index][page][offset] = token
             self._advance(chunk)
         for chunk in batch.chunks.values():
@@ -102,15 +102,15 @@ def check_pages(scheduler: Scheduler) -> None:
             table = request.tables[pool_index]
             for page in table.pages:
                 ref_counts[page] += 1
-            assert pool.pages_of(request.computed) <= table.end
-            assert table.first == pool.first_block(request.computed // pool.block_size)
-        assert [pool.ref_count(page) for page in range(pool.count)] == ref_counts
+            assert pool.count_pages(request.computed) <= table.end
+            assert table.first == pool.find_first_block(request.computed // pool.block_size)
+        assert [pool.count_references(page) for page in range(pool.count)] == ref_counts
         assert pool.free == ref_counts.count(0)
     slots = scheduler.cache.slots
     if slots is not None:
         assert all(request.kept_slot is None for request in scheduler.running)
         used = [request.slot for request in scheduler.running]
-        assert [slots.ref_count(slot) for slot in range(slots.count)] == list(
+        assert [slots.count_references(slot) for slot in range(slots.count)] == list(
             map(used.count, range(slots.count))
         )
         assert slots.free == slots.count - len({*used})

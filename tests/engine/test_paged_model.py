@@ -118,7 +118,7 @@ def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
     Programs are replayed as recorded: tests of few families, and those of kernels, rewrite them.
     """
     config, weights = load(write_tiny(tmp_path, name))
-    pools = [PagePool(12, 16) for window in config.windows(64)[:1]]
+    pools = [PagePool(12, 16) for window in config.list_windows(64)[:1]]
     slots = SlotPool(8, 16, 16) if config.is_recurrent else None
     scheduler = Scheduler(pools, SchedulerOptions(4, 16), slots)
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64, exact=True), scheduler)
@@ -136,7 +136,7 @@ WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "
 def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, caching: bool) -> None:
     """Pages of 4: windows of 5 to 9 positions pass them while prompts are computed in chunks and while tokens come."""
     config, weights = load(write_tiny(tmp_path, name))
-    pools = [PagePool(16, 4, window) for window in config.windows(64)]
+    pools = [PagePool(16, 4, window) for window in config.list_windows(64)]
     assert any(pool.window for pool in pools)
     scheduler = Scheduler(pools, SchedulerOptions(4, 8, prefix_caching=caching))
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 1, 64), scheduler)
@@ -159,7 +159,7 @@ def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "ministral", "deepseek v3"])
 def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) -> None:
     config, weights = load(write_tiny(tmp_path, name))
-    pools = [PagePool(12, 16, window) for window in config.windows(64)]
+    pools = [PagePool(12, 16, window) for window in config.list_windows(64)]
     scheduler = Scheduler(pools, SchedulerOptions(4, 16))
     model = paged(config, weights, scheduler, 1, 64)
     parent = Request("parent", TEXTS[2][:6], 4)
@@ -209,7 +209,7 @@ def test_kernels_are_checked_for_changes_once_in_a_step(
 def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, separate_pages: bool) -> None:
     """Two requests that decode, one of them with drafts, beside chunks of a new prompt."""
     config, weights = load(write_tiny(tmp_path, name))
-    windows = config.windows(64) if separate_pages else [None]
+    windows = config.list_windows(64) if separate_pages else [None]
     scheduler = Scheduler(
         [PagePool(16, 4, window) for window in windows], SchedulerOptions(4, 32, speculative_tokens=3)
     )

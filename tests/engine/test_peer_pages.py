@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from model.engine import SamplingParams, SchedulerOptions
-from model.state import PagePool, page_key, root_key
+from model.state import PagePool, compute_page_key, compute_root_key
 from tests.engine.paged_text import alone
 from tests.engine.test_scheduler import OPTIONS, Service, request
 from tests.engine.text_engine import run, text_engine, tokens_of
@@ -48,7 +48,7 @@ def test_pages_are_shared_while_held_and_when_free() -> None:
     service.submit(request("b", [*COMMON, 21], new=4, arrival=1.0))
     service.step()
     assert list_pages(service, "a")[:3] == list_pages(service, "b")[:3]
-    assert [pool_of(service).ref_count(page) for page in list_pages(service, "b")] == [2, 2, 2, 1]
+    assert [pool_of(service).count_references(page) for page in list_pages(service, "b")] == [2, 2, 2, 1]
     assert pool_of(service).free == 5
     service.run()
     assert pool_of(service).free == 10
@@ -89,11 +89,11 @@ def test_a_page_given_away_is_not_known_any_more() -> None:
     service = Service(pages=1)
     service.submit(request("a", range(4), new=1))
     service.run()
-    key = page_key(b"", range(4))
-    assert pool_of(service).known([key]) == 1
+    key = compute_page_key(b"", range(4))
+    assert pool_of(service).count_known_pages([key]) == 1
     service.submit(request("b", range(3), new=1))
     service.step()
-    assert pool_of(service).known([key]) == 0
+    assert pool_of(service).count_known_pages([key]) == 0
 
 
 def test_a_request_does_not_take_the_pages_that_it_shares() -> None:
@@ -115,11 +115,11 @@ def test_a_request_that_cannot_start_leaves_known_pages_as_they_are() -> None:
         service.step()
     service.submit(request("c", range(40, 48), new=5, arrival=2.0))
     service.step()
-    before = [pool.ref_count(page) for page in range(10)], pool.free
+    before = [pool.count_references(page) for page in range(10)], pool.free
     service.submit(request("d", [*COMMON, *COMMON, *range(20, 30)], new=1, arrival=3.0))
     batch = service.scheduler.schedule()
     assert [request.id for request in service.scheduler.waiting] == ["d"]
-    assert ([pool.ref_count(page) for page in range(10)], pool.free) == before
+    assert ([pool.count_references(page) for page in range(10)], pool.free) == before
     service.scheduler.complete_step(batch, service.model.step(batch))
 
 
@@ -129,7 +129,7 @@ def test_without_prefix_caching_nothing_is_known() -> None:
         service.submit(request(name, range(9), new=4))
         service.run()
     assert [request.shared_tokens for request in service.done] == [0, 0]
-    assert pool_of(service).known([page_key(b"", range(4))]) == 0
+    assert pool_of(service).count_known_pages([compute_page_key(b"", range(4))]) == 0
 
 
 def test_pages_that_decoding_fills_are_known() -> None:
@@ -145,7 +145,7 @@ def test_equal_prompts_of_one_step_are_computed_each_and_known_once() -> None:
     service = Service(pages=8, options=SchedulerOptions(4, 32))
     service.submit(request("a", range(9), new=2), request("b", range(9), new=2))
     assert service.step() == ["a:9", "b:9"]
-    known = pool_of(service).find(page_key(b"", range(4)))
+    known = pool_of(service).find(compute_page_key(b"", range(4)))
     assert known == list_pages(service, "a")[0] != list_pages(service, "b")[0]
     service.submit(request("c", range(9), new=1))
     assert service.step() == ["a:1", "b:1", "c:1"]
@@ -167,10 +167,15 @@ def test_a_preempted_request_finds_its_own_pages() -> None:
 def test_keys_name_tokens_their_order_all_before_and_the_root() -> None:
     draw = random.Random(5)
     texts = {tuple(draw.randrange(3) for _ in range(4)) for _ in range(500)}
-    roots = [b"", root_key("a"), root_key("b"), *(page_key(b"", text) for text in texts)]
-    keys = {page_key(root, text) for root in roots for text in texts}
+    roots = [
+        b"",
+        compute_root_key("a"),
+        compute_root_key("b"),
+        *(compute_page_key(b"", text) for text in texts),
+    ]
+    keys = {compute_page_key(root, text) for root in roots for text in texts}
     assert len(keys) == len(roots) * len(texts) == 84 * 81
-    assert keys == {page_key(root, list(text)) for root in roots for text in texts}
+    assert keys == {compute_page_key(root, list(text)) for root in roots for text in texts}
 
 
 @pytest.mark.parametrize(("salt", "cached"), [(None, 0), ("one", 8), ("two", 0)])
@@ -187,12 +192,12 @@ def test_a_reset_waits_for_those_who_hold_pages() -> None:
     service = Service()
     service.submit(request("a", range(9), new=2))
     service.step()
-    key = page_key(b"", range(4))
+    key = compute_page_key(b"", range(4))
     assert not service.scheduler.reset_prefix_cache()
-    assert pool_of(service).known([key])
+    assert pool_of(service).count_known_pages([key])
     service.run()
     assert service.scheduler.reset_prefix_cache()
-    assert not pool_of(service).known([key])
+    assert not pool_of(service).count_known_pages([key])
     service.submit(request("b", range(9), new=1))
     assert service.run() == [["b:8"], ["b:1"]]
 

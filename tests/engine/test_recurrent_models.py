@@ -33,7 +33,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
 
 
 def pools(config: ModelConfig, count: int, block: int) -> list[PagePool]:
-    return [PagePool(count, block, window) for window in config.windows(64)]
+    return [PagePool(count, block, window) for window in config.list_windows(64)]
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def slots_of(service: Service) -> SlotPool:
 def test_snapshots_are_taken_every_interval_and_before_the_last_token_of_a_prompt(
     position: int, prompt: int, after: int
 ) -> None:
-    assert SlotPool(1, 4, 16).snapshot_after(position, prompt) == after
+    assert SlotPool(1, 4, 16).find_next_snapshot(position, prompt) == after
 
 
 @pytest.mark.parametrize("windows", LAYERS)
@@ -103,7 +103,7 @@ def test_a_snapshot_without_its_pages_is_no_prefix() -> None:
     service.submit(request("b", range(20, 41), new=1))  # takes pages of a, whose snapshot stays
     service.run()
     again = request("c", range(17), new=1)
-    assert slots_of(service).known(again.page_keys(4, 4)) == 4
+    assert slots_of(service).count_known_pages(again.page_keys(4, 4)) == 4
     service.submit(again)
     service.run()
     assert again.shared_tokens == 0

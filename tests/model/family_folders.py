@@ -39,7 +39,7 @@ def write_family(folder: Path, family: str, seed: int = 0) -> Path:
     generator = np.random.default_rng(seed)
     weights = {
         name: (generator.standard_normal(shape) / max(shape[-1], 1) ** 0.5).astype(np.float32)
-        for name, shape in compose(load_config(folder)).tensor_shapes().items()
+        for name, shape in compose(load_config(folder)).list_tensor_shapes().items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return folder

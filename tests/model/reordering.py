@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from model.config import ModelConfig
-from model.layers.shard import Shard, even_span
+from model.layers.shard import Shard, slice_evenly
 
 
 def reordered(
@@ -18,7 +18,7 @@ def reordered(
     generator = np.random.default_rng(seed)
     hidden = generator.permutation(config.hidden_size)
     size = config.blocks[0].mlp.width
-    spans = [np.arange(size)[even_span(size, Shard(rank, ranks))] for rank in range(ranks)]
+    spans = [np.arange(size)[slice_evenly(size, Shard(rank, ranks))] for rank in range(ranks)]
     width = np.concatenate([generator.permutation(span) for span in spans])
     out = {}
     for name, tensor in weights.items():

@@ -85,7 +85,7 @@ def test_names_and_shapes_are_those_of_transformers(write_model, transformers_ll
         folder = write_model(name=f"model{number}", **changes)
         oracle = transformers_llama.LlamaForCausalLM(AutoConfig.from_pretrained(folder))
         wanted = {name: tuple(tensor.shape) for name, tensor in oracle.named_parameters()}
-        assert compose(load_config(folder)).tensor_shapes() == wanted
+        assert compose(load_config(folder)).list_tensor_shapes() == wanted
 
 
 def test_shards_are_one_checkpoint(write_model) -> None:

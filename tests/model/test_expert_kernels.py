@@ -48,8 +48,8 @@ def launch_experts(predictor: Predictor, rows: int) -> tuple[Launch, dict[str, L
     layer = next(layer for layer in section if isinstance(layer, RoutedExperts))
     step = replace(predictor._step, phase=Phase.prefill, tokens=rows, sequences=1)
     rows *= step.expert_ranks
-    return layer.experts_launch(step, rows), {
-        kernel: layer.experts_launch(step, rows, kernel) for kernel in EITHER
+    return layer.create_experts_launch(step, rows), {
+        kernel: layer.create_experts_launch(step, rows, kernel) for kernel in EITHER
     }
 
 

@@ -57,9 +57,9 @@ def test_neighbouring_groups_divide_the_experts() -> None:
     mesh = Mesh(tensor=2, data=4, expert=2)
     assert [mesh.shard(rank).expert_rank for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert {mesh.shard(rank).expert_ranks for rank in range(8)} == {2}
-    assert mesh.groups(Axis.expert) == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert mesh.groups(Axis.tensor) == Mesh(tensor=2, data=4).groups(Axis.tensor)
-    assert Mesh(tensor=2, data=4).groups(Axis.expert) is None
+    assert mesh.list_groups(Axis.expert) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert mesh.list_groups(Axis.tensor) == Mesh(tensor=2, data=4).list_groups(Axis.tensor)
+    assert Mesh(tensor=2, data=4).list_groups(Axis.expert) is None
 
 
 def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_ranks_that_divide_experts_give_the_tokens_of_one_rank(tmp_path: Path, n
     for output, wanted in zip(steps(model), steps(alone), strict=True):
         assert np.abs(output.logits - wanted.logits).max() <= bound
     assert load_of is not None and len(load_of.choices) == mesh.data
-    rows = mesh.data * (mesh.padded_length(15, 1) + 1)  # the longest of both prompts, and a token
+    rows = mesh.data * (mesh.pad_length(15, 1) + 1)  # the longest of both prompts, and a token
     experts = [block for block in config.blocks if hasattr(block.mlp, "per_token")]
     assert sum(load_of.choices) == sum(rows * expert.mlp.per_token for expert in experts)
 

@@ -11,7 +11,7 @@ import pytest
 
 from model.commands.generate.explain import TokenTrace, trace_token
 from model.config.blocks import Experts
-from model.loading.shipped import PRETRAINED, SHIPPED, model_path
+from model.loading.shipped import PRETRAINED, SHIPPED, find_model_path
 from model.loading.tokenizer import Tokenizer
 from nkw.commands import main
 from tests.model.folders import byte_tokenizer
@@ -124,10 +124,10 @@ def test_a_token_beyond_the_last_is_refused(capsys: Any) -> None:
 
 def test_a_shipped_model_is_found_by_its_name_unless_a_path_has_it(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert model_path("stories") == PRETRAINED
-    assert model_path("storys") == Path("storys")
+    assert find_model_path("stories") == PRETRAINED
+    assert find_model_path("storys") == Path("storys")
     (tmp_path / "stories").mkdir()
-    assert model_path("stories") == Path("stories")
+    assert find_model_path("stories") == Path("stories")
     assert all((folder / "config.json").is_file() for folder in SHIPPED.values())
 
 

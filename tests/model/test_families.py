@@ -47,7 +47,7 @@ def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
         name: generator.uniform(0.5, 1.5, shape)
         if len(shape) == 1
         else generator.standard_normal(shape) * 1.5 / shape[1] ** 0.5
-        for name, shape in compose(load_config(tmp_path)).tensor_shapes().items()
+        for name, shape in compose(load_config(tmp_path)).list_tensor_shapes().items()
     }
     safetensors.numpy.save_file(
         {name: array.astype(np.float32) for name, array in weights.items()}, tmp_path / "model.safetensors"
@@ -187,7 +187,7 @@ def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path)
     if find_unsupported(config):
         assert config.architecture == ""
         return
-    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).list_tensor_shapes().values()]
     model = ModelSizes(config)
     buffers = sum(
         section.count * size

@@ -167,7 +167,7 @@ def test_a_token_that_differs_is_named_with_how_far_the_logits_lie_apart(model) 
 
 def test_what_is_not_finite_has_no_distance() -> None:
     step = StepOutput(np.array([1.0, -np.inf, 0.5], np.float32))
-    assert (step.logit_gap(0, 1), step.logit_gap(0, 2)) == (None, 0.5)
+    assert (step.compute_logit_gap(0, 1), step.compute_logit_gap(0, 2)) == (None, 0.5)
 
 
 def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) -> None:

@@ -53,7 +53,7 @@ def planned(path: Path) -> None:
     config = read_config(path)
     _ = ModelSizes(config).parameters
     if config.architecture and not config.refusals:
-        compose(config).tensor_shapes()
+        compose(config).list_tensor_shapes()
 
 
 def check_configs(folder: Path, configs: Iterable[tuple[str, dict[str, Any]]]) -> None:

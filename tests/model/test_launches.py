@@ -64,7 +64,7 @@ def loaded(folder, ranks: int, dtype: str = "float32", cuts: bool = False) -> Lo
     decoder = compose(config)
     weight_dtype = weights[0].arrays["head.w_head"].dtype
     mesh = Mesh(ranks, sequence=cuts)
-    tokens, dtypes = mesh.padded_length(PROMPT, 1), (weights[0].dtype, weight_dtype)
+    tokens, dtypes = mesh.pad_length(PROMPT, 1), (weights[0].dtype, weight_dtype)
     step = StepShape(
         *(Phase.prefill, tokens, 1, 128, config.context, ranks, dtypes[0], WeightDtypes(dtypes[1])),
         cuts_sequence=cuts,
@@ -189,10 +189,10 @@ def test_ranks_that_cut_the_sequence_hold_their_rows_of_a_prompt_and_decode_as_w
 def test_views_are_rows_from_the_end() -> None:
     array = np.arange(12).reshape(4, 3)
     value = Value("x", (4, 3), array.dtype)
-    assert value.view_of(array) is array
-    assert np.array_equal(value.last(1).view_of(array), array[3:])
-    assert np.array_equal(value.last(3).view_of(array), array[1:])
-    assert value.last(4).takes_last_rows
+    assert value.take_view(array) is array
+    assert np.array_equal(value.take_last(1).take_view(array), array[3:])
+    assert np.array_equal(value.take_last(3).take_view(array), array[1:])
+    assert value.take_last(4).takes_last_rows
 
 
 @pytest.mark.parametrize(

@@ -30,26 +30,26 @@ def test_ranks_of_a_group_hold_the_model_once_and_meet() -> None:
     mesh = Mesh(tensor=2, data=3)
     assert mesh.ranks == 6
     assert [mesh.shard(rank) for rank in range(6)] == [Shard(0, 2), Shard(1, 2)] * 3
-    assert [mesh.group_of(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert mesh.groups(Axis.tensor) == [[0, 1], [2, 3], [4, 5]]
-    assert Mesh(tensor=1, data=4).groups(Axis.tensor) is None
-    assert [mesh.local_rows(rank, 8) for rank in range(6)] == [slice(0, 8)] * 6
-    assert mesh.padded_length(7, 1) == 7
-    assert [mesh.sequences_of_group(count) for count in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+    assert [mesh.find_group(rank) for rank in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert mesh.list_groups(Axis.tensor) == [[0, 1], [2, 3], [4, 5]]
+    assert Mesh(tensor=1, data=4).list_groups(Axis.tensor) is None
+    assert [mesh.slice_local_rows(rank, 8) for rank in range(6)] == [slice(0, 8)] * 6
+    assert mesh.pad_length(7, 1) == 7
+    assert [mesh.count_group_sequences(count) for count in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
 
 
 def test_ranks_that_cut_the_sequence_hold_as_many_rows_each() -> None:
     mesh = Mesh(tensor=4, data=2, sequence=True)
-    assert mesh.groups(Axis.tensor) == Mesh(tensor=4, data=2).groups(Axis.tensor)
-    assert [mesh.local_rows(rank, 8) for rank in (0, 1, 3, 4, 7)] == [
+    assert mesh.list_groups(Axis.tensor) == Mesh(tensor=4, data=2).list_groups(Axis.tensor)
+    assert [mesh.slice_local_rows(rank, 8) for rank in (0, 1, 3, 4, 7)] == [
         slice(0, 2),
         slice(2, 4),
         slice(6, 8),
         slice(0, 2),
         slice(6, 8),
     ]
-    assert [mesh.padded_length(7, sequences) for sequences in (1, 2, 3, 4, 6)] == [8, 8, 8, 7, 8]
-    assert [Mesh(3, sequence=True).padded_length(tokens, 1) for tokens in (3, 4)] == [3, 6]
+    assert [mesh.pad_length(7, sequences) for sequences in (1, 2, 3, 4, 6)] == [8, 8, 8, 7, 8]
+    assert [Mesh(3, sequence=True).pad_length(tokens, 1) for tokens in (3, 4)] == [3, 6]
 
 
 MESHES = [

@@ -41,8 +41,8 @@ STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32)
 def test_ranks_of_a_stage_follow_each_other() -> None:
     mesh = Mesh(tensor=2, data=2, pipeline=3)
     assert (mesh.ranks, mesh.stage_ranks) == (12, 4)
-    assert [mesh.stage_of(rank) for rank in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
-    assert [mesh.group_of(rank) for rank in range(12)] == [0, 0, 1, 1] * 3
+    assert [mesh.find_stage(rank) for rank in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [mesh.find_group(rank) for rank in range(12)] == [0, 0, 1, 1] * 3
     assert [mesh.shard(rank).rank for rank in range(12)] == [0, 1] * 6
 
 
@@ -129,7 +129,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
             return super().__getitem__(name)
 
     for rank in range(4):
-        stage = mesh.stage_of(rank)
+        stage = mesh.find_stage(rank)
         read[stage] = set()
         layers = layers_of_stage(decoder, mesh, rank)
         assert layers == [layer for section in divide_stages(decoder, 2, STEP)[stage] for layer in section]

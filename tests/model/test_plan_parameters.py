@@ -189,7 +189,7 @@ def test_pairs_are_counted_as_one_by_one(window) -> None:
     counted = sum(
         1 for query in range(8) for key in range(query + 1) if window is None or query - key < window
     )
-    assert mixer.pairs(8) == counted
+    assert mixer.count_pairs(8) == counted
 
 
 def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:

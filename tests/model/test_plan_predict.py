@@ -229,7 +229,7 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
         max_position_embeddings=1024,
     )
     config = load_config(folder)
-    pools = [PagePool(600, 8, window) for window in config.windows(1024)]
+    pools = [PagePool(600, 8, window) for window in config.list_windows(1024)]
     assert [pool.window for pool in pools] == [20]
     device = DryDevice("trn2", 1)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1)
@@ -389,7 +389,7 @@ def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts
     model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
     plan = predictor(model, tp=3, context=8192, cuts=cuts)
     section, _ = plan._sections[1]
-    step = replace(plan._step, phase=Phase.prefill).resized(5001)
+    step = replace(plan._step, phase=Phase.prefill).with_rows(5001)
     for launch in launches_of(section, step):
         if launch.growth is Growth.rows:
             launched = plan._dry.time_launch(launch).program_ns

@@ -10,7 +10,7 @@ import pytest
 
 from model.errors import ModelError
 from model.families import load_config
-from model.layers.precision import activation_dtype, cast_weight
+from model.layers.precision import cast_weight, choose_activation_dtype
 from model.loading.weights import shard_weights
 
 BF16 = ml_dtypes.bfloat16
@@ -29,7 +29,10 @@ def config(write_model):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("weight_dtype", TYPES)
 def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, dtype, weight_dtype) -> None:
-    assert activation_dtype(dtype, replace(config, dtype=weight_dtype), norm_of(weight_dtype)) == TYPES[dtype]
+    assert (
+        choose_activation_dtype(dtype, replace(config, dtype=weight_dtype), norm_of(weight_dtype))
+        == TYPES[dtype]
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, dtype, weight
 def test_auto_is_what_the_config_names_else_what_the_weights_are(
     config, named, weight_dtype, activations
 ) -> None:
-    dtype = activation_dtype("auto", replace(config, dtype=named), norm_of(weight_dtype))
+    dtype = choose_activation_dtype("auto", replace(config, dtype=named), norm_of(weight_dtype))
     assert dtype == TYPES[activations]
 
 
@@ -56,7 +59,7 @@ def test_refuses_another_name(config, dtype) -> None:
     with pytest.raises(
         ModelError, match=f"dtype '{dtype}' is not supported; known are auto, float32, bfloat16"
     ):
-        activation_dtype(dtype, config, norm_of("float32"))
+        choose_activation_dtype(dtype, config, norm_of("float32"))
 
 
 @pytest.mark.parametrize("weight_dtype", TYPES)

@@ -11,7 +11,7 @@ import pytest
 from model.config.published import PUBLISHED, describe_config, find_published, list_published
 from model.errors import ModelError
 from model.families import read_record
-from model.loading.shipped import PRETRAINED, config_path
+from model.loading.shipped import PRETRAINED, find_config_path
 from nkw.commands import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,11 +58,11 @@ def test_endings_and_owners_may_be_left_out_and_no_other_owner_is_taken(name, mo
 
 def test_a_path_that_exists_wins(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert config_path("llama-3.1-70b") == PUBLISHED / "llama-3.1-70b.json"
-    assert config_path("stories") == PRETRAINED
-    assert config_path("none-such") == Path("none-such")
+    assert find_config_path("llama-3.1-70b") == PUBLISHED / "llama-3.1-70b.json"
+    assert find_config_path("stories") == PRETRAINED
+    assert find_config_path("none-such") == Path("none-such")
     (tmp_path / "llama-3.1-70b").mkdir()
-    assert config_path("llama-3.1-70b") == Path("llama-3.1-70b")
+    assert find_config_path("llama-3.1-70b") == Path("llama-3.1-70b")
 
 
 def test_a_plan_calls_a_model_by_its_name(capsys, tmp_path) -> None:

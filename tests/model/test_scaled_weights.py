@@ -329,9 +329,9 @@ def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> N
     assert set(biases) == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
     assert set(biases.values()) == {FLOAT32}
     numpy = Arithmetic(checkpoint, BFLOAT16, 0, exact={name})
-    assert same(numpy.tensor(name), plain[name])
+    assert same(numpy.load_tensor(name), plain[name])
     rounded = np.asarray(checkpoint[PROJECTION]).astype(BFLOAT16).astype(np.float32)
-    assert same(numpy.tensor(PROJECTION), rounded)
+    assert same(numpy.load_tensor(PROJECTION), rounded)
 
 
 PROJECTION = "model.layers.1.self_attn.o_proj.weight"

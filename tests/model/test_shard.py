@@ -17,7 +17,7 @@ from model.layers.shard import (
     Whole,
     by_kv_heads,
     by_query_heads,
-    vocabulary_span,
+    slice_vocabulary,
 )
 from model.loading.weights import check_ranks
 
@@ -117,7 +117,7 @@ def test_vocabulary_shards_cover_every_token_once_and_differ_by_one_token(vocabu
     sizes = [rank_weight.shape[1] for rank_weight in rank_weights]
     assert sizes == sorted(sizes, reverse=True)
     assert 0 < sizes[0] <= sizes[-1] + 1
-    starts = [vocabulary_span(vocabulary, shard).start for shard in shards(ranks)]
+    starts = [slice_vocabulary(vocabulary, shard).start for shard in shards(ranks)]
     assert starts == [sum(sizes[:rank]) for rank in range(ranks)]
 
 

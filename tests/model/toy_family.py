@@ -8,7 +8,7 @@ from model.config import Fields, ModelConfig
 from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.rope import RopeParameters
-from model.families.tokens import token_network
+from model.families.tokens import build_token_network
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
@@ -80,7 +80,7 @@ def compose(config: ModelConfig) -> Network:
             ),
         )
 
-    return token_network(
+    return build_token_network(
         Embedding("embedding", "table", vocabulary, hidden),
         tuple(block(number, config_block) for number, config_block in enumerate(config.blocks)),
         Head("head", "table", vocabulary, hidden, norm("n")),

@@ -86,7 +86,7 @@ def write_whisper(
     generator = np.random.default_rng(seed)
     weights = {
         name: (generator.standard_normal(shape) * 1.5 / max(shape[-1], 1) ** 0.5).astype(np.float32)
-        for name, shape in compose(load_config(folder, SPEECH)).tensor_shapes().items()
+        for name, shape in compose(load_config(folder, SPEECH)).list_tensor_shapes().items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return folder

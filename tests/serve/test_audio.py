@@ -143,7 +143,7 @@ def test_log_probabilities_of_a_segment_are_those_of_the_model(
     window_segments = [segment for segment in segments if segment.seek == 0]
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
-    model.encode([Recording(read_wav(recordings[0]), SHAPE, True).window(0)[0]])
+    model.encode([Recording(read_wav(recordings[0]), SHAPE, True).cut_window(0)[0]])
     steps, ids = (
         [model.prefill([[271, 272, 274]])[0]],
         [id for segment in window_segments for id in segment.tokens],
@@ -197,7 +197,7 @@ def test_the_language_is_found_where_none_is_given(
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     for recording in recordings:
-        model.encode([Recording(read_wav(recording), SHAPE).window(0)[0]])
+        model.encode([Recording(read_wav(recording), SHAPE).cut_window(0)[0]])
         logits = model.prefill([[START]])[0].logits
         assert logits is not None
         wanted = max(LANGUAGES, key=lambda name: float(logits[LANGUAGES[name]]))
@@ -213,7 +213,7 @@ def first_window(folder: Path, recording: Path, prompt: list[int]) -> list[int]:
     """Return the tokens of the first window behind a prompt, by the numpy model and the folder's rules."""
     config = load_config(folder, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(folder, config)), list[int]()
-    model.encode([Recording(read_wav(recording), SHAPE).window(0)[0]])
+    model.encode([Recording(read_wav(recording), SHAPE).cut_window(0)[0]])
     logits = model.prefill([prompt])[0].logits
     while len(ids) < TOKENS and END not in ids:
         assert logits is not None

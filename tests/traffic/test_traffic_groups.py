@@ -11,7 +11,7 @@ import pytest
 
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.errors import ModelError
-from model.loading.shipped import model_path
+from model.loading.shipped import find_model_path
 from model.plan.memory import compute_footprint
 from model.plan.sizes import load_model
 from model.plan.stack_records import THIS
@@ -25,7 +25,7 @@ from model.traffic.workload import Query, Workload
 from nkw.commands import main
 from tests.step_shapes import decode_shape, prompt_shape
 
-MODEL = load_model(model_path("stories-moe"))
+MODEL = load_model(find_model_path("stories-moe"))
 SETUP = Setup(
     *("trn2.48xlarge", "bfloat16", 128),
     tp=2,
@@ -127,7 +127,7 @@ def test_the_command_says_on_which_groups(capsys: Any, tmp_path: Any) -> None:
     words = ("--prompt-lengths", "8..24", "--output-lengths", "4", "--requests", "20", "--rate", "50")
     out = str(tmp_path / "out.json")
     words = (*words, "--tp", "1", "--ep", "2", "--replicas", "1", "--max-num-seqs", "2", "--json", out)
-    assert main(["traffic", str(model_path("stories-moe")), *words]) == 0
+    assert main(["traffic", str(find_model_path("stories-moe")), *words]) == 0
     report = " ".join(capsys.readouterr().out.split())
     assert "tp 1, ep 2 (LNC 2), 1 replica" in report and "positions for each of their groups" in report
     document = json.loads((tmp_path / "out.json").read_text())

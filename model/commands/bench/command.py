@@ -19,7 +19,7 @@ from model.commands.bench.datasets import Encoder, FolderEncoder, Prompt, Server
 from model.commands.bench.load import CHAT_BACKEND, Target, draw_arrivals, send_load
 from model.commands.bench.report import DETAILS, Measurement, Selection
 from model.errors import ModelError, read_text_file
-from model.loading.shipped import model_path
+from model.loading.shipped import find_model_path
 from nkw.files import OutputFile, Outputs, is_file
 from nkw.terminal import error, show_lines, working
 
@@ -109,7 +109,7 @@ def _choose_encoder(options: argparse.Namespace, client: ApiClient, name: str) -
     """
     folder = options.tokenizer
     if folder is None and options.model_name is not None:
-        named = model_path(options.model_name)
+        named = find_model_path(options.model_name)
         folder = named if is_file(named / "tokenizer.json") else None
     if folder is None:
         return ServerEncoder(client, name), None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.commands.options import option, options
-from model.loading.shipped import model_path
+from model.loading.shipped import find_model_path
 
 OPTIONS = options(
     "model --layer --out=DIR --prompt",
@@ -20,7 +20,7 @@ def names_a_model(words: Sequence[str]) -> bool:
     """Return whether the words after `nkw bundle` ask for a model: they include --layer, or begin with its folder."""
     if any(word.partition("=")[0] == "--layer" for word in words):
         return True
-    folder = model_path(words[0]) if words else Path()
+    folder = find_model_path(words[0]) if words else Path()
     if not words or not os.path.isdir(folder):
         return False
     from model.config.folder import (

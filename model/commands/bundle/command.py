@@ -35,7 +35,7 @@ from model.device.bundling import (
 )
 from model.engine.sampler import require_logits
 from model.errors import ModelError
-from model.families import TEXT, compose, load_config, single_step_tasks
+from model.families import TEXT, compose, list_single_step_tasks, load_config
 from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
 from model.layers.launch import Phase
 from model.llm.loaded import LoadedModel
@@ -67,7 +67,7 @@ def bundle_command(options: argparse.Namespace) -> int:
     _check_options(options)
     lnc = choose_lnc(options.target, options.lnc)
     check_folder(options.out)
-    config = load_config(options.model, TEXT, *single_step_tasks())
+    config = load_config(options.model, TEXT, *list_single_step_tasks())
     if not isinstance(config, ModelConfig):
         bundle_section(options, config, lnc)
     elif options.layer is not None:

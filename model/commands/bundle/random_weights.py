@@ -32,7 +32,7 @@ class DrawnWeights(Checkpoint):
 
     def __init__(self, config: ModelConfig) -> None:
         """Describe the tensors of the layers of a config; nothing is drawn yet."""
-        shapes = compose(config).layer_tensor_shapes()
+        shapes = compose(config).list_layer_tensor_shapes()
         super().__init__({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()})
         dtype = "bfloat16" if config.dtype == "bfloat16" else "float32"
         self.tensors = {name: _describe_tensor(name, shape, dtype) for name, shape in shapes.items()}

@@ -98,7 +98,7 @@ def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source
     for name in checkpoint:
         if prefix and name.removeprefix(prefix) in stored:
             sources.setdefault(name, _Source(name.removeprefix(prefix), 0))
-    shapes = network.layer_tensor_shapes()
+    shapes = network.list_layer_tensor_shapes()
     for stack, members in network.stacks.items():
         if stack in stored:
             for index, member in enumerate(members):

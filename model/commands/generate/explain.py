@@ -16,7 +16,7 @@ from model.families import compose
 from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.layer import States
-from model.layers.precision import activation_dtype
+from model.layers.precision import choose_activation_dtype
 from model.loading.tokenizer import Tokenizer
 from nkw.report import Hanging, Part, table
 
@@ -106,7 +106,7 @@ def trace_token(
         number: Number of the explained token among the new tokens, from 1.
         dtype: Dtype of activations: float32, bfloat16 or auto.
     """
-    activations = activation_dtype(dtype, config, weights)
+    activations = choose_activation_dtype(dtype, config, weights)
     network, states = compose(config), States()
     numpy = _Observer(weights, activations, widened_bytes=2**30, exact=network.exact)
     span = Span(0, len(ids) - 1)

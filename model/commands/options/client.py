@@ -18,7 +18,7 @@ from model.commands.options.readers import (
     share_below_one,
     tokens_or_dataset,
 )
-from model.loading.shipped import model_path
+from model.loading.shipped import find_model_path
 from nkw.options import Rows
 
 BENCH_METRICS = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
@@ -43,7 +43,7 @@ ROWS: Rows = {
     ),
     "--tokenizer": dict(
         metavar="DIR",
-        type=model_path,
+        type=find_model_path,
         help="folder with the tokenizer.json of the model (default: --model if it is a folder or a model that comes "
         "along, else the server's /tokenize)",
     ),
@@ -170,7 +170,7 @@ ROWS: Rows = {
     ),
     "--model=LOCAL": dict(
         metavar="DIR",
-        type=model_path,
+        type=find_model_path,
         help="instead, a Hugging Face folder, or a model that comes along, in this process",
     ),
     "--model-name": dict(

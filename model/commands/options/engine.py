@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from model.commands.options.readers import count, size
-from model.loading.shipped import config_path
+from model.loading.shipped import find_config_path
 from model.state import INTERVAL
 from nkw.options import Rows
 
@@ -66,7 +66,7 @@ ROWS: Rows = {
     ),
     "--draft-model": dict(
         metavar="CONFIG",
-        type=config_path,
+        type=find_config_path,
         help="the model that proposes drafts, which takes time and pages (default: prompt lookup, which takes none)",
     ),
     "--buckets": dict(

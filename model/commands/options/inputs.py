@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model.commands.options.readers import count, seed
-from model.loading.shipped import PRETRAINED, config_path, model_path
+from model.loading.shipped import PRETRAINED, find_config_path, find_model_path
 from nkw.options import Rows
 
 
@@ -36,23 +36,25 @@ class StoreModel(argparse.Action):
 FIRST_PROMPT = "Once upon a time"
 
 ROWS: Rows = {
-    "model": dict(metavar="FOLDER", type=model_path, help="Hugging Face folder, or a model that comes along"),
+    "model": dict(
+        metavar="FOLDER", type=find_model_path, help="Hugging Face folder, or a model that comes along"
+    ),
     "model=SERVED": dict(
         metavar="MODEL",
         nargs="?",
-        type=model_path,
+        type=find_model_path,
         action=StoreModel,
         help="the same as --model, as vllm serve takes it",
     ),
     "--model": dict(
         metavar="DIR",
-        type=model_path,
+        type=find_model_path,
         default=PRETRAINED,
         help="Hugging Face folder, or a model that comes along: stories (default), or stories-moe, with experts",
     ),
     "config": dict(
         metavar="CONFIG",
-        type=config_path,
+        type=find_config_path,
         help="config.json, a folder that holds one, or the name or Hugging Face id of a published model, such as "
         "llama-3.1-70b",
     ),

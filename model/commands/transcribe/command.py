@@ -149,8 +149,8 @@ def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
     windows: list[_Window] = []
     recording, column = job.recording, 0
     while column < recording.end:
-        features, columns = recording.window(column)
-        begin, end = recording.span(column)
+        features, columns = recording.cut_window(column)
+        begin, end = recording.find_times(column)
         seconds = f"{begin:g} s to {end:.1f} s"
         if recording.windows > 1 and not options.timestamps:
             print(f"window {len(windows) + 1} of {recording.windows}, {seconds}")
@@ -208,7 +208,7 @@ def _predict(job: _Job, last: Generation) -> list[TargetPrediction]:
         lnc = limit_lnc(target, job.options.lnc)
         device = DryDevice(target, job.options.tp, lnc=lnc)
         model = job.create_model(device, device.layer_done, lnc)
-        model.encode([job.recording.window(0)[0]])
+        model.encode([job.recording.cut_window(0)[0]])
         model.prefill([last.prompt_ids])
         window = device.take_pass()
         model.decode(last.generated_ids[-1:], [last.last_position])

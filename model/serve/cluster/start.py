@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from model.errors import ModelError
-from model.loading.shipped import model_name
+from model.loading.shipped import find_model_name
 from model.serve.cluster.folder import hash_folder
 from model.serve.cluster.handle import ServeHandle, list_running_replicas
 from model.serve.http.keys import others_may_read
@@ -89,7 +89,7 @@ def name_application(options: argparse.Namespace) -> str:
 
     Ray takes ASCII letters, digits, underscores, dots and hyphens.
     """
-    return re.sub(r"[^\w.-]", "-", options.served_model_name or model_name(options.model), flags=re.A)
+    return re.sub(r"[^\w.-]", "-", options.served_model_name or find_model_name(options.model), flags=re.A)
 
 
 def fingerprint(options: argparse.Namespace, digest: str | None) -> str:

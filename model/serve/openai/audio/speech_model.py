@@ -10,7 +10,7 @@ from model.config import ModelConfig
 from model.families import SPEECH, TEXT, load_config
 from model.serve.errors import ApiError
 from model.serve.text_jobs import Texts
-from model.speech.rules import Rules, first_token, previous_token, read_languages, read_rules
+from model.speech.rules import Rules, find_first_token, find_previous_token, read_languages, read_rules
 
 ENGLISH = "en"
 """Language of models that know only one, and of translations."""
@@ -39,7 +39,7 @@ class SpeechModel:
     @cached_property
     def start(self) -> int:
         """Id of the token that begins a transcription, before the token of its language."""
-        return first_token(self.folder, self.config)
+        return find_first_token(self.folder, self.config)
 
     def check_language(self, language: str | None) -> None:
         """Refuse a language that the model does not know; None is accepted.
@@ -67,7 +67,7 @@ class SpeechModel:
         Raises:
             ApiError: The vocabulary of the model has no such mark.
         """
-        mark = previous_token(self.folder, self.config)
+        mark = find_previous_token(self.folder, self.config)
         marks = await texts.encode(_PREVIOUS_TEXT_MARK, special_tokens=False) if mark is None else [mark]
         if len(marks) != 1:
             raise ApiError(

@@ -168,7 +168,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         elif speech_model.languages:
             languages = {id: language for language, id in speech_model.languages.items()}
             params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(languages))
-            features, _ = self.recording.window(0)
+            features, _ = self.recording.cut_window(0)
             prompt = TokenPrompt([speech_model.start], inputs=ModelInputs(features))
             async with await self._submit([prompt], params) as stream:
                 token_ids = [
@@ -193,7 +193,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
 
     def _make_prompt(self, begin: int) -> TokenPrompt:
         """Return the prompt of the window that begins at column `begin` of the spectrum; a column is 10 ms."""
-        features, _ = self.recording.window(begin)
+        features, _ = self.recording.cut_window(begin)
         vocab_size = self.service.engine.limits.vocab_size
         return TokenPrompt(
             self.start_ids, inputs=ModelInputs(features, lambda: TranscriptionRule(self.rules, vocab_size))
@@ -214,7 +214,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             output = await self._transcribe_window(begin)
             logprobs = [by_id[token].logprob for token, by_id in zip(output.token_ids, output.logprobs or [])]
             ids = [token for token in output.token_ids if token != times.end]
-            _, columns = self.recording.window(begin)
+            _, columns = self.recording.cut_window(begin)
             segments, columns = split_into_segments(ids, times.zero, begin, columns)
             for segment in segments:
                 text = await self.service.texts.decode([id for id in segment.ids if id < times.zero])
