@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name. Raises AttributeError for another name."""
+    """Return the object `name` of `__all__`, importing its module. Raises AttributeError for another name."""
     if name in ("LLM", "EngineArgs"):
         import model.llm
 

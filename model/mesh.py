@@ -21,7 +21,7 @@ from model.layers.shard import Shard
 
 
 def check_sequence(cuts_sequence: bool, tensor: int) -> None:
-    """Raise ModelError for sequence parallelism on a single tensor-parallel rank."""
+    """Raise ModelError if sequence parallelism is asked for (`cuts_sequence`) and there is 1 tensor-parallel rank."""
     if cuts_sequence and tensor == 1:
         raise ModelError(
             "--sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
@@ -78,7 +78,7 @@ class Mesh:
     expert: int = 1
 
     def __post_init__(self) -> None:
-        """Check that the axes fit together."""
+        """Assert that a divided sequence has several ranks, and that expert groups divide the data-parallel groups."""
         assert self.tensor > 1 or not self.sequence, "a single rank cannot divide a sequence"
         assert self.data % self.expert == 0, f"{self.expert} do not divide {self.data} groups"
 

@@ -91,7 +91,7 @@ class Network:
 
     @property
     def mixes(self) -> bool:
-        """Whether all layers support steps that mix prompts with sequences that decode."""
+        """Whether all layers of this network support steps that compute prompts and decode other sequences."""
         return all(getattr(layer, "mixes", False) for layer in self.layers)
 
     @property

@@ -27,7 +27,7 @@ class HeadLayout:
 
     @property
     def copies(self) -> int:
-        """Number of ranks that hold the same key/value head."""
+        """Number of ranks that hold the same key/value head; 1 with at most as many ranks as key/value heads."""
         return max(1, self.ranks // self.kv_heads)
 
     @property
@@ -58,5 +58,5 @@ class HeadLayout:
 
     @property
     def padding(self) -> int:
-        """Number of padding query heads of all ranks."""
+        """Number of padding query heads, summed over all ranks."""
         return self.ranks * self.heads_of_rank - self.heads

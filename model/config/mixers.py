@@ -68,17 +68,17 @@ class GroupedAttention:
 
     @property
     def score_scale(self) -> float:
-        """Factor of all scores."""
+        """Factor of all scores, q · k, before the softmax: `scale`, or 1 / sqrt(head_dim) without one."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def query_width(self) -> int:
-        """Elements of all query heads of a token."""
+        """Elements of all query heads of a token: heads * head_dim."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Elements of all key heads of a token."""
+        """Elements of all key heads of a token: kv_heads * head_dim."""
         return self.kv_heads * self.head_dim
 
     def count_seen(self, length: int) -> int:
@@ -101,7 +101,7 @@ class GroupedAttention:
         return self.heads, self.kv_heads
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Return the division of the heads over `ranks` ranks."""
+        """Return which heads each of `ranks` tensor-parallel ranks holds, with padding heads."""
         return HeadLayout(self.heads, self.kv_heads, ranks)
 
 
@@ -129,7 +129,7 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a query or key head."""
+        """Elements of a query or key head, rotated ones included."""
         return self.plain_dim + self.rope_dim
 
     @property
@@ -139,7 +139,7 @@ class LatentAttention:
 
     @property
     def score_scale(self) -> float:
-        """Factor of all scores."""
+        """Factor of all scores, q · k, before the softmax: `scale`, or 1 / sqrt(query_dim) without one."""
         return self.query_dim**-0.5 if self.scale is None else self.scale
 
     @property
@@ -148,7 +148,7 @@ class LatentAttention:
         return self.heads, 1
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Return the division of the heads over `ranks` ranks."""
+        """Return which heads each of `ranks` tensor-parallel ranks holds, with padding heads."""
         return HeadLayout(self.heads, 1, ranks)
 
 
@@ -184,7 +184,7 @@ class GatedDelta:
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Number of channels of the convolution over all heads: elements of queries, keys and values of a token."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @property
@@ -193,7 +193,7 @@ class GatedDelta:
         return self.key_heads, self.key_heads
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Return the division of the key heads over `ranks` ranks."""
+        """Return which key heads each of `ranks` tensor-parallel ranks holds; value heads follow their key head."""
         return HeadLayout(*self.divided, ranks)
 
 
@@ -217,7 +217,7 @@ class StateSpaceHeads:
 
     @property
     def inner(self) -> int:
-        """Elements of all heads of a token."""
+        """Elements of all heads of a token: heads * head_dim."""
         return self.heads * self.head_dim
 
     @property
@@ -231,5 +231,5 @@ class StateSpaceHeads:
         return self.heads, self.groups
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Return the division of the heads over `ranks` ranks."""
+        """Return which heads each of `ranks` tensor-parallel ranks holds, with padding heads."""
         return HeadLayout(*self.divided, ranks)

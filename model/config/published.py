@@ -40,7 +40,7 @@ class PublishedModel:
 
     @property
     def path(self) -> Path:
-        """Path of the config."""
+        """Path of the model's JSON file in the folder `PUBLISHED`."""
         return PUBLISHED / f"{self.name}.json"
 
 

@@ -193,7 +193,13 @@ def _read_proportional(scaling: Fields, theta: float, head_dim: int) -> RopePara
 
 
 def _read_yarn(scaling: Fields, theta: float, factor: float, original: int) -> RopeParameters:
-    """Return the parameters of YaRN; `original` is the context of the first training in positions."""
+    """Return the parameters of YaRN; fields that are absent take YaRN's defaults.
+
+    `factor` is the scaling factor, and `original` the context of the first training in positions.
+
+    Raises:
+        ModelError: A field has the wrong type.
+    """
     mscale = scaling.number("mscale", default=0.0, positive=False)
     mscale_all_dim = scaling.number("mscale_all_dim", default=0.0, positive=False)
     standard = compute_yarn_attention_factor(factor, mscale, mscale_all_dim)

@@ -41,6 +41,9 @@ def read_afmoe(fields: Fields) -> ModelConfig:
     """Return the config of an AFMoE; layers with a window rotate, and the first `num_dense_layers` have an MLP.
 
     Windows follow `layer_types`. Without this field every `global_attn_every_n_layers`th layer has no window.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     rotated = read_attention(
         fields, default_head_dim=128, head_norm=HeadNorm.head, output_gate=True, **read_biases(fields)

@@ -38,6 +38,9 @@ def read_deepseek_v2(fields: Fields) -> ModelConfig:
     """Return the config of a DeepSeek-V2, whose experts are weighted by a softmax over all experts.
 
     With the method `group_limited_greedy` a token selects experts in the groups with the best single experts.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     if fields.flag("norm_topk_prob"):
         fields.unsupported("norm_topk_prob", "weights of experts are parts of a softmax over all of them")
@@ -52,6 +55,9 @@ def read_deepseek_v3(fields: Fields) -> ModelConfig:
     """Return the config of a DeepSeek-V3, whose experts are weighted by sigmoids and selected with a bias.
 
     A token selects experts in the best groups, ranked by the sum of their two best experts.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     return _read(fields, True, 2.5, **_read_sigmoid_routing(fields))
 
@@ -60,6 +66,9 @@ def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
     """Return the config of a GLM-4.7 Flash, whose layers have an MLP or experts.
 
     `mlp_layer_types` has "dense" or "sparse" for each layer. Without this field the first layer alone is dense.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     _refuse_biases(fields)
     count = read_layer_count(fields)
@@ -82,6 +91,9 @@ def read_sigmoid_experts(fields: Fields, default_scale: float = 1.0) -> Experts:
 
     `default_scale` is the factor of the weights if the config has no `routed_scaling_factor`. Without `n_group` there
     is one group of experts.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     return _read_experts(fields, True, default_scale, _read_sigmoid_routing(fields), (1, 1))
 
@@ -123,6 +135,9 @@ def read_first_dense(
     """Return a config whose first `dense_layers` layers have an MLP and whose other layers have `experts`.
 
     All layers have the attention `mixer`. Everything else is read from `fields`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     count = read_layer_count(fields)
     dense_layers = min(dense_layers, count)

@@ -54,6 +54,9 @@ def read_blocks(
         mlp: The MLP or the experts of every block, by default a gated MLP with silu.
         block_norms: The norms of every block, by default an RMSNorm before each layer.
         layer_windows: The window of every layer, by default the window of `mixer`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     block = Block(mixer, mlp or read_gated_mlp(fields), block_norms or read_norms(fields))
     return ModelConfig(

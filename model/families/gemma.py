@@ -38,7 +38,11 @@ _HEAD_DIM = 256
 
 
 def read_gemma2(fields: Fields) -> ModelConfig:
-    """Return the config of a Gemma 2: a window in all but every second layer, and capped scores and logits."""
+    """Return the config of a Gemma 2: a window in all but every second layer, and capped scores and logits.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     mixer = replace(_read_attention(fields), softcap=read_softcap(fields, "attn_logit_softcapping", 50.0))
     return _read(fields, 2, mixer, mixer.positions, 30.0)
 
@@ -48,6 +52,9 @@ def read_gemma3_text(fields: Fields) -> ModelConfig:
 
     Layers with a window rotate by positions of their own.
     `attn_logit_softcapping` is not read: transformers caps no scores of this family.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     patterns = ("sliding_window_pattern", "_sliding_window_pattern")
     pattern = next((name for name in patterns if name in fields), patterns[0])
@@ -65,7 +72,11 @@ def read_gemma3_text(fields: Fields) -> ModelConfig:
 
 
 def read_gemma3(fields: Fields) -> ModelConfig:
-    """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder."""
+    """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     text, vision = fields.table("text_config"), fields.table("vision_config")
     config = read_gemma3_text(text)
     width, inner = vision.count("hidden_size"), vision.count("intermediate_size")
@@ -87,7 +98,11 @@ def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Return the softcap in the field `name`, or `default` if it is absent; None, which means no cap, for null."""
+    """Return the softcap in the field `name`, or `default` if it is absent; None, which means no cap, for null.
+
+    Raises:
+        ModelError: The field is not a positive number.
+    """
     if fields.is_null(name) or (name not in fields and default is None):
         return None
     return fields.number(name, default)

@@ -82,6 +82,9 @@ def read_gemma3n_text(fields: Fields) -> ModelConfig:
     """Return the config of a Gemma 3n decoder: a window in all but every fifth layer, or by `layer_types`.
 
     Rotary positions are not read, since the family is planned only.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     count, window = read_layer_count(fields), read_window(fields, 512)
     base: GroupedAttention = read_attention(

@@ -144,6 +144,9 @@ def read_gemma4(fields: Fields) -> ModelConfig:
     """Return the config of the text model in `text_config`, with the parameters of all towers as its encoder.
 
     Towers are those of vision and of audio, if the config has them.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     text, vision, audio = map(fields.table, ("text_config", "vision_config", "audio_config"))
     config = read_gemma4_text(text)

@@ -18,7 +18,11 @@ __all__ = ["compose", "read_glm4_moe", "read_solar_open"]
 
 
 def read_glm4_moe(fields: Fields) -> ModelConfig:
-    """Return the config of a GLM-4.5: `first_k_dense_replace` layers with an MLP, by default one, then experts."""
+    """Return the config of a GLM-4.5: `first_k_dense_replace` layers with an MLP, by default one, then experts.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     mixer = _read_attention(
         fields,
         partial=True,
@@ -31,7 +35,11 @@ def read_glm4_moe(fields: Fields) -> ModelConfig:
 
 
 def read_solar_open(fields: Fields) -> ModelConfig:
-    """Return the config of a Solar Open, which has experts in every layer."""
+    """Return the config of a Solar Open, which has experts in every layer.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     mixer = _read_attention(fields, default_theta=1e6, default_head_dim=128)
     return read_first_dense(fields, mixer, read_sigmoid_experts(fields), 0)
 

@@ -19,7 +19,11 @@ NAMES = names.Names(experts=names.StackedExpertNames())
 
 
 def read_gpt_oss(fields: Fields) -> ModelConfig:
-    """Return the config of a gpt-oss, whose blocks differ in their windows; other SwiGLU constants are refused."""
+    """Return the config of a gpt-oss, whose blocks differ in their windows; other SwiGLU constants are refused.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     for name, known in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         number = fields.number(name, default=known)
         if number != known:

@@ -9,7 +9,11 @@ from model.families.dense import read_blocks
 
 
 def read_llama(fields: Fields) -> ModelConfig:
-    """Return the config of a Llama, whose blocks are equal."""
+    """Return the config of a Llama, whose blocks are equal.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return read_blocks(
         fields, read_attention(fields, **read_biases(fields)), read_gated_mlp(fields, bias=True)
     )

@@ -21,7 +21,11 @@ from model.network import Network
 
 
 def read_mamba(fields: Fields) -> ModelConfig:
-    """Return the config of a Mamba, whose layers are equal and have no MLP; sequences have no limit of positions."""
+    """Return the config of a Mamba, whose layers are equal and have no MLP; sequences have no limit of positions.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     hidden = fields.count("hidden_size")
     is_automatic = fields.get("time_step_rank", "auto") == "auto"
     mixer = StateSpace(

@@ -24,6 +24,9 @@ def read_minimax_m2(fields: Fields) -> ModelConfig:
     """Return the config of a MiniMax-M2, whose blocks are equal; layers for multi-token prediction are not read.
 
     Published configs have the number of rotated elements of a head in `rotary_dim`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     experts = fields.count("num_local_experts")
     routed = Experts(

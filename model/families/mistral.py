@@ -15,12 +15,20 @@ _WINDOW = 4096
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
-    """Return the config of a Mistral, whose blocks are equal; a null `sliding_window` means no window."""
+    """Return the config of a Mistral, whose blocks are equal; a null `sliding_window` means no window.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return read_blocks(fields, read_attention(fields, window=read_window(fields, _WINDOW)))
 
 
 def read_ministral(fields: Fields) -> ModelConfig:
-    """Return the config of a Ministral: a window in the sliding layers of `layer_types`, by default in all layers."""
+    """Return the config of a Ministral: a window in the sliding layers of `layer_types`, by default in all layers.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     mixer, window = read_attention(fields), read_window(fields, _WINDOW)
     layer_windows = read_windows(fields, [window] * read_layer_count(fields), window)
     return read_blocks(fields, mixer, layer_windows=layer_windows)
@@ -31,6 +39,9 @@ def read_ministral3(fields: Fields) -> ModelConfig:
 
     `llama_4_scaling_beta` scales the queries at positions from `original_max_position_embeddings` on, which no layer
     does: such a factor is refused unless the context ends before.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     rope = fields.table("rope_parameters")
     beta = rope.number("llama_4_scaling_beta", default=0.0, positive=False)
@@ -43,6 +54,9 @@ def read_mistral3(fields: Fields) -> ModelConfig:
     """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder.
 
     The text model is a Mistral or a Ministral 3.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     text, vision = fields.table("text_config"), fields.table("vision_config")
     is_ministral = text.get("model_type", "mistral") == "ministral3"

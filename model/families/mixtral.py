@@ -13,7 +13,11 @@ NAMES = names.Names(
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
-    """Return the config of a Mixtral, whose blocks are equal and have a window only if the config names one."""
+    """Return the config of a Mixtral, whose blocks are equal and have a window only if the config names one.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     experts = fields.count("num_local_experts")
     routed = Experts(
         experts,

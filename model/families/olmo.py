@@ -12,7 +12,11 @@ NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_
 
 
 def read_olmo2(fields: Fields) -> ModelConfig:
-    """Return the config of an OLMo 2, whose blocks are equal."""
+    """Return the config of an OLMo 2, whose blocks are equal.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     mixer = read_attention(fields, head_norm=HeadNorm.width, **read_biases(fields))
     block_norms = read_norms(fields, default=1e-5, before=False, after=True)
     return dense.read_blocks(fields, mixer, block_norms=block_norms)

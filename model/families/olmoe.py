@@ -16,7 +16,11 @@ from model.families.dense import read_blocks
 
 
 def read_olmoe(fields: Fields) -> ModelConfig:
-    """Return the config of an OLMoE, whose blocks are equal; `clip_qkv` is refused."""
+    """Return the config of an OLMoE, whose blocks are equal; `clip_qkv` is refused.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     if fields.get("clip_qkv", None) is not None:
         fields.unsupported("clip_qkv", "queries, keys and values are not clipped")
     experts = fields.count("num_experts")

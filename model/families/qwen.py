@@ -23,12 +23,20 @@ from model.families.dense import read_blocks
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen 2: a Llama with biases of queries, keys and values."""
+    """Return the config of a Qwen 2: a Llama with biases of queries, keys and values.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return _read_dense(fields, read_attention(fields, query_bias=True, key_bias=True, value_bias=True))
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen 3: a Llama with an RMSNorm on every head of queries and keys."""
+    """Return the config of a Qwen 3: a Llama with an RMSNorm on every head of queries and keys.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return _read_dense(fields, read_attention(fields, head_norm=HeadNorm.head, **read_biases(fields)))
 
 
@@ -49,7 +57,11 @@ def _read_dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
 
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen 3 MoE, whose layers have experts or, as `read_mlps` decides, an MLP."""
+    """Return the config of a Qwen 3 MoE, whose layers have experts or, as `read_mlps` decides, an MLP.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else None
     mixer = read_attention(fields, head_norm=HeadNorm.head, window=window, **read_biases(fields))
     mlps = read_mlps(fields, renormalise=fields.flag("norm_topk_prob"))

@@ -38,17 +38,29 @@ _LAYER_TYPES = ("linear_attention", "full_attention")
 
 
 def read_qwen3_next(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen3-Next, whose layers have experts or, as `read_mlps` decides, an MLP."""
+    """Return the config of a Qwen3-Next, whose layers have experts or, as `read_mlps` decides, an MLP.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return _read(fields, _read_mlps(fields, fields.flag("norm_topk_prob", default=True)))
 
 
 def read_qwen3_5_text(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen3.5 text model with an MLP in every layer."""
+    """Return the config of a Qwen3.5 text model with an MLP in every layer.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return _read(fields, [read_gated_mlp(fields)] * read_layer_count(fields))
 
 
 def read_qwen3_5_moe_text(fields: Fields) -> ModelConfig:
-    """Return the config of a Qwen3.5 text model with experts."""
+    """Return the config of a Qwen3.5 text model with experts.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
+    """
     return _read(fields, _read_mlps(fields, True))
 
 
@@ -56,6 +68,9 @@ def read_qwen3_5(fields: Fields) -> ModelConfig:
     """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder.
 
     The text model has experts if its config has `num_experts`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type.
     """
     text = fields.table("text_config")
     has_experts = "num_experts" in text

@@ -217,7 +217,7 @@ class QuantisedWeight:
         return replace(self, dtype=np.dtype(dtype))
 
     def reshape(self, *shape: int) -> np.ndarray:
-        """Return the widened elements as a plain array of another shape."""
+        """Return the widened elements as a plain array of the shape `shape`, in the order of this weight's axes."""
         return np.asarray(self).reshape(*shape)
 
     def cut_stored(self) -> dict[str, np.ndarray]:

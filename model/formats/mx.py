@@ -38,7 +38,7 @@ class Mx(Format):
 
     @property
     def name(self) -> str:
-        """Name of the format, mxfp4."""
+        """Name of the format, "mxfp4"."""
         return "mxfp4"
 
     @classmethod

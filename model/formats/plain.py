@@ -18,7 +18,7 @@ class Plain(Format):
 
     @property
     def name(self) -> str:
-        """Name of the dtype."""
+        """Name of the dtype, such as "bfloat16"."""
         return self.dtype.name
 
     @classmethod

@@ -45,7 +45,7 @@ class Scaled(Format):
 
     @property
     def name(self) -> str:
-        """Name of the method, fp8 or compressed-tensors."""
+        """`quant_method` of config.json, "fp8" or "compressed-tensors"."""
         return self.method
 
     @classmethod

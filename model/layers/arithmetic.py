@@ -77,7 +77,7 @@ class Arithmetic:
         """
 
     def round(self, x: np.ndarray) -> np.ndarray:
-        """Round an array to the dtype of the activations and return it in float32."""
+        """Return x rounded to the dtype of the activations, as float32; with float32 activations x itself."""
         return x if self._dtype == FLOAT32 else widen(x.astype(self._dtype))
 
     def load_rows(self, name: str, ids: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class Attention(AttentionHeads):
         return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the cache of keys and values of a rank's heads; empty for a layer with an `owner`."""
+        """Return the cache of keys and values of a rank's heads; () for a layer that reads the cache of an `owner`."""
         return () if self.owner is not None else (self._cache(step),)
 
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
@@ -144,7 +144,10 @@ class Attention(AttentionHeads):
         }
 
     def _prefill(self, step: StepShape) -> Launch:
-        """Return the launch of attention over the tokens of prompts and their cached prefixes."""
+        """Return the launch of `attention_prefill`: attention of prompts' tokens to these and their cached prefixes.
+
+        Its results are "o" and, without an `owner`, the cache, to which it writes the new keys and values.
+        """
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._describe_projected(step)
         cache = self._cache(step)

@@ -104,7 +104,7 @@ class AttentionHeads:
 
     @property
     def b_qkv(self) -> Weight | None:
-        """Biases of the columns of `w_qkv`, a row; None if no input projection has a bias."""
+        """Biases of the columns of `w_qkv`, [1, columns], 0 for projections without one; None if none has a bias."""
         if all(projection.bias is None for projection in self.projections.inputs):
             return None
         return Weight(
@@ -158,7 +158,7 @@ class AttentionHeads:
 
     @property
     def _whole_norms(self) -> bool:
-        """Whether queries and keys are normalised over all heads of all ranks."""
+        """Whether queries and keys are normalised over all heads of all ranks, not head by head or not at all."""
         return self.heads.head_norm is HeadNorm.width
 
     @property
@@ -220,7 +220,10 @@ class AttentionHeads:
         return launches
 
     def _rotates_in_attention(self, step: StepShape) -> bool:
-        """Return whether `attention_decode` rotates queries and keys, after a norm over all heads."""
+        """Return whether `attention_decode` rotates q and k instead of the projection or a launch of `rope`.
+
+        That is so in decode steps of layers that normalise q and k over all heads, without longrope.
+        """
         return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
     def _list_head_norm_arguments(self, step: StepShape) -> dict[str, Value]:

@@ -169,6 +169,7 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
 
     With pages both arrays are [pages, block, heads, dim]. Without, keys are [sequences, heads, dim, length] and values
     [sequences, heads, length, dim]: a decode step contracts keys over `dim`, the partition axis of a loaded tile.
+    `heads` counts the key/value heads of a rank. The dtype is that of the cache format, by default the activations'.
 
     Args:
         name: Beginning of the arrays' names, `<name>.keys` and `<name>.values`.

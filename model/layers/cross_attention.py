@@ -206,7 +206,10 @@ class CrossAttention:
         return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes), operations)
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
-        """Return the launch of attention for prompts, which also stores the encoder's keys and values."""
+        """Return the launch of `attention_prefill` of prompts to all encoder positions.
+
+        It also copies the encoder's new keys and values to the cache.
+        """
         new_keys, new_values = self._describe_encoded(step)
         cache = self._cache(step)
         return Launch(
@@ -302,7 +305,10 @@ class EncodedHeads(Stateless):
         return [launch for layer in self.layers for launch in layer.list_encoder_launches(step, self.norm)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Store the keys and values of every layer in `states` and return x unchanged."""
+        """Return x [positions, hidden] unchanged; store the keys and values of every layer in `states`.
+
+        They are projections of the normalised x.
+        """
         normed = self.norm.reference(x, numpy)
         for layer in self.layers:
             layer.store_encoded(normed, states, numpy)

@@ -338,7 +338,7 @@ class RoutedExperts(Stateless):
         """Return the layer with other sizes, for predictions; all experts have the projections of the first one.
 
         Args:
-            count: Experts.
+            count: Experts of the layer, over all ranks.
             per_token: Experts of a token, at most `count`.
             width: Intermediate size of an expert.
         """
@@ -422,7 +422,8 @@ class RoutedExperts(Stateless):
 def apply_gated_activation(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
     """Return activation(gate) * up, element by element and not rounded.
 
-    For the activation SWIGLU_OAI of gpt-oss, gate and up are clamped to SWIGLU_LIMIT first and 1 is added to up.
+    For the activation SWIGLU_OAI of gpt-oss it is (up + 1) * gate * sigmoid(SWIGLU_ALPHA * gate). Gate is limited to at
+    most SWIGLU_LIMIT first, and up to ±SWIGLU_LIMIT.
     """
     if activation != SWIGLU_OAI:
         return apply_activation(gate, activation) * up

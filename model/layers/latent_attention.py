@@ -91,19 +91,22 @@ class LatentMixer:
 
     @property
     def w_query_latent(self) -> Weight | None:
-        """Matrix of query latents, [hidden, query rank] on every rank; None if there are no query latents."""
+        """Matrix of query latents, [hidden, query_rank] on every rank; None if there are no query latents."""
         projection = self.projections.query_latent
         return None if projection is None else Weight(f"{self.name}.w_q_a", (projection.weight(TRANSPOSED),))
 
     @property
     def w_query(self) -> Weight:
-        """Matrix of queries, [query rank or hidden, a rank's heads * (rotated + plain)]."""
+        """Matrix of queries, [query_rank, or hidden without query latents; heads of a rank * query_dim].
+
+        The elements of a head are in the order [rotated | plain].
+        """
         cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._order_head()))
         return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
 
     @property
     def w_latent(self) -> Weight:
-        """Matrix of latents and keys, [hidden, latent + key] on every rank."""
+        """Matrix of the latents and the key that all heads share, [hidden, latent_rank + rope_dim] on every rank."""
         rank = self.heads.latent_rank
         order = (*range(rank), *(rank + element for element in self._order_rotated()))
         return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))

@@ -309,7 +309,7 @@ class StepShape:
 
     @property
     def shard(self) -> Shard:
-        """Shard whose shapes the launches have."""
+        """Shard of tensor-parallel rank `rank` and the first expert-parallel rank; the launches have its shapes."""
         return Shard(self.rank, self.ranks, 0, self.expert_ranks)
 
 
@@ -420,7 +420,7 @@ class Launch:
 
     @property
     def title(self) -> str:
-        """Name of the kernel, with the label that distinguishes launches of one kernel in a layer."""
+        """Name of the kernel and, after a comma, the label that distinguishes launches of one kernel in a layer."""
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
 
 

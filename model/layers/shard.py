@@ -171,10 +171,10 @@ class MatrixCut(Cut):
 
     @abstractmethod
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the outputs and inputs of a weight of `tensor_shape` that a rank holds, with their layout."""
+        """Return which outputs and inputs of a weight of `tensor_shape` a rank holds, and their layout on the rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of what `take` returns, with padding and transposition."""
+        """Return the shape of what `take` returns for a weight of `tensor_shape`, with padding and transposition."""
         return self.select(tensor_shape, shard).shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -198,7 +198,7 @@ class Row(Cut):
     """Cut of a vector [n] that keeps it as [1, n] on every rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [1, n]."""
+        """Return (1, n) for a vector of shape (n,)."""
         return (1, *tensor_shape)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -210,7 +210,7 @@ class Taps(Cut):
     """Cut of a convolution [out, in, taps] that keeps it as [taps, in, out] on every rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [taps, in, out]."""
+        """Return (taps, in, out) for a weight of shape (out, in, taps)."""
         return tensor_shape[::-1]
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -264,7 +264,7 @@ class Rows(Cut):
     span: Callable[[int, Shard], slice]
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [rows of a rank, n]; the number of rows is equal on all ranks."""
+        """Return (rows, n): the first rank's number of rows, to which all ranks pad theirs, and the tensor's width."""
         return (len(_range(self.span(tensor_shape[0], Shard(0, shard.ranks)))), *tensor_shape[1:])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -332,7 +332,7 @@ class Depthwise(Cut):
     cut: Cut
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [taps, channels of a rank]."""
+        """Return (taps, channels of a rank) for a weight of shape (channels, 1, taps)."""
         return self.cut.shape((tensor_shape[0], tensor_shape[2]), shard)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:

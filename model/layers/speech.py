@@ -59,7 +59,7 @@ class SpeechInput(Stateless):
         return (self._weight(0), self._bias(0), self._weight(1), self._bias(1), self._table)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the two convolutions; the second one adds the position embeddings."""
+        """Return two launches of `conv1d`: from `features` to `waves`, and from `waves` to x, which adds positions."""
         columns, dtype = 2 * self.positions, step.activations
         features = Value("features", (step.sequences, self.mel_bins, columns), dtype)
         waves = Value("waves", (step.sequences, self.hidden, columns), dtype)

@@ -125,7 +125,10 @@ def shard_weights(
 
 
 def kernel_parameters(kernel: str) -> Collection[str]:
-    """Return the names of a kernel's parameters. The first call imports the kernels and the simulator."""
+    """Return the parameter names of the kernel called `kernel` in nki_kernels.
+
+    The first call imports the kernels and the simulator.
+    """
     from model import device
 
     return device.kernel_parameters(kernel)

@@ -46,7 +46,10 @@ class Recording:
 
     @cached_property
     def spectrum(self) -> np.ndarray:
-        """Log-mel spectrum [bands, columns] float32: of every window by itself, or of the recording."""
+        """Log-mel spectrum [bands, columns of all windows] float32, computed at the first use.
+
+        It is computed of each padded window by itself, or with `timestamps` of a longer recording as a whole.
+        """
         windows = split_into_windows(self.samples, self.columns)
         if self.timestamps and len(windows) > 1:
             windows = [self.samples]
@@ -54,7 +57,10 @@ class Recording:
 
     @property
     def end(self) -> int:
-        """Number of columns of the spectrum of all windows, padding of the last one included unless `timestamps`."""
+        """Number of columns of `spectrum`.
+
+        Padding of the last window counts, except with `timestamps` and several windows.
+        """
         return int(self.spectrum.shape[1])
 
     def cut_window(self, begins: int) -> tuple[np.ndarray, int]:

@@ -23,8 +23,8 @@ def read_wav(path: Path) -> np.ndarray:
     """Return the samples of a WAV file, float32 [count] from -1 to 1, at 16,000 per second.
 
     Raises:
-        ModelError: The file cannot be read or is no WAV file, has another rate, several channels or no samples, or is
-            longer than 4 hours.
+        ModelError: The file cannot be read or is no WAV file, has another rate, several channels, other than 8, 16, 24
+            or 32 bits a sample, no samples, or more than 4 hours of them.
     """
     try:
         with path.open("rb") as file:
@@ -37,7 +37,8 @@ def decode_wav(content: bytes, name: str) -> np.ndarray:
     """Return the samples in the bytes of a WAV file, float32 [count] from -1 to 1; errors call the file `name`.
 
     Raises:
-        ModelError: `content` is no WAV file or no supported recording, as in `read_wav`.
+        ModelError: `content` is no WAV file, has another rate than 16,000, several channels, other than 8, 16, 24 or 32
+            bits a sample, no samples, or more than 4 hours of them.
     """
     return _read(BytesIO(content), name)
 
@@ -53,7 +54,7 @@ class _BoundedReads:
         self._remaining = _MOST_READS
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most `size` bytes, all with -1. Raises wave.Error after the largest number of calls."""
+        """Return at most `size` bytes, all with -1. Raises wave.Error at each call after the 2,000th."""
         if not self._remaining:
             raise wave.Error(
                 f"it has more than {_MOST_READS // _READS_PER_CHUNK:,} chunks before its samples"
