@@ -78,7 +78,7 @@ class Mesh:
     expert: int = 1
 
     def __post_init__(self) -> None:
-        """Assert that a divided sequence has several ranks, and that expert groups divide the data-parallel groups."""
+        """Raise AssertionError for a divided sequence on one rank, or if `expert` does not divide `data`."""
         assert self.tensor > 1 or not self.sequence, "a single rank cannot divide a sequence"
         assert self.data % self.expert == 0, f"{self.expert} do not divide {self.data} groups"
 
