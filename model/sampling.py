@@ -1,4 +1,8 @@
-"""Sampling parameters of a row, and the output of a step for a row."""
+"""Sampling parameters of a row, and the output of a step for a row.
+
+A row is one position of one sequence whose next token is sampled. The engine makes a `RowSampling` for each row, and
+model runners return a `StepOutput` for it.
+"""
 
 from __future__ import annotations
 

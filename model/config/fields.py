@@ -40,7 +40,9 @@ class Fields:
         self._read: set[str] = set()
 
     def table(self, name: str, default: dict[str, Any] | None = None, shared: tuple[str, ...] = ()) -> Fields:
-        """Return the fields of the JSON object in the field `name`; they collect the same refusals.
+        """Return the fields of the JSON object in the field `name`, none of them read yet, with the same refusals.
+
+        The field `name` itself counts as read afterwards (`list_unread`).
 
         Args:
             name: the field.
@@ -95,23 +97,28 @@ class Fields:
         return tuple(self._values)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a field is present and not null."""
+        """Return whether a field is present and not null; it counts as read afterwards (`list_unread`)."""
         self._read.add(name)
         return self._values.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Return whether a field is present and null, which may mean something else than an absent field."""
+        """Return whether a field is present and null, not absent; it counts as read afterwards (`list_unread`)."""
         self._read.add(name)
         return name in self._values and self._values[name] is None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return the value of a field, of any type; the default if the field is absent or null."""
+        """Return the value of a field, of any type; the default if the field is absent or null.
+
+        The field counts as read afterwards (`list_unread`).
+        """
         self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value
 
     def count(self, name: str, default: int | None = None, most: int = MOST_COUNT) -> int:
         """Return the integer in a field, from 1 to `most`; the default if the field is absent or null.
+
+        The field counts as read afterwards (`list_unread`).
 
         Raises:
             ModelError: The value is anything else, or there is neither a value nor a default.
@@ -126,6 +133,8 @@ class Fields:
     def pair(self, name: str) -> tuple[int, int]:
         """Return the two integers in a field, a list of two from 1 to `MOST_COUNT`.
 
+        The field counts as read afterwards (`list_unread`).
+
         Raises:
             ModelError: The value is anything else, or absent.
         """
@@ -138,6 +147,8 @@ class Fields:
     def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
         """Return the finite number in a field as a float; the default if the field is absent or null.
 
+        The field counts as read afterwards (`list_unread`).
+
         Raises:
             ModelError: The value is no finite number, not above 0 where `positive`, or absent without a default.
         """
@@ -148,14 +159,22 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return the boolean in a field; the default if it is absent or null. Raises ModelError for anything else."""
+        """Return the boolean in a field; the default if it is absent or null.
+
+        The field counts as read afterwards (`list_unread`).
+
+        Raises:
+            ModelError: The value is anything else.
+        """
         value = self._required(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"{value!r:.60} is neither true nor false")
         return value
 
     def token_ids(self, name: str, vocabulary: int) -> tuple[int, ...]:
-        """Return the token ids of a field that has one id or a list of them; none where the field is absent.
+        """Return the token ids of a field that has one id or a list of them; () if the field is absent or null.
+
+        The field counts as read afterwards (`list_unread`).
 
         Raises:
             ModelError: an id is not an integer, or not below `vocabulary`.
@@ -170,7 +189,13 @@ class Fields:
         return tuple(ids)
 
     def _required(self, name: str, default: Any) -> Any:
-        """Return the value of a field, of any type, or its default. Raises ModelError if neither is there, or null."""
+        """Return the value of a field, of any type; the default if the field is absent or null.
+
+        The field counts as read afterwards (`list_unread`).
+
+        Raises:
+            ModelError: The field is absent or null, and the default is None.
+        """
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "missing")

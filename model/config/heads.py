@@ -27,7 +27,7 @@ class HeadLayout:
 
     @property
     def copies(self) -> int:
-        """Number of ranks that hold the same key/value head; 1 with at most as many ranks as key/value heads."""
+        """Number of ranks that hold the same key/value head: ranks // kv_heads, at least 1."""
         return max(1, self.ranks // self.kv_heads)
 
     @property

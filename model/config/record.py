@@ -1,4 +1,8 @@
-"""Fields that the configs of all tasks share."""
+"""Fields that the configs of all tasks share, and the record of a stand-in family.
+
+A task is what a model is for, such as texts or speech (`model.families.tasks`). `nkw plan --as FAMILY` reads a config
+under a stand-in.
+"""
 
 from __future__ import annotations
 

@@ -198,7 +198,8 @@ def share_caches(
 ) -> list[GroupedAttention]:
     """Return the attention of every layer, with `cache_of` set for the last `num_kv_shared_layers` layers.
 
-    These read the cache of the last layer before them that has a cache and the same window.
+    These read the cache of the last layer before them that has a cache and the same window. They compute no keys and
+    values, so `value_norm` and `keys_as_values` are False.
 
     Args:
         fields: The fields of config.json.

@@ -103,7 +103,7 @@ class Arithmetic:
         Args:
             x: The inputs of all ranks.
             projection: The projection, whose inputs the ranks divide.
-            span: Returns the slice of a rank's inputs, from the number of inputs and the shard.
+            span: Function of the number of inputs and of a rank's shard that returns the slice of the rank's inputs.
         """
         if self._ranks == 1:
             return self.multiply(x, projection)
@@ -121,11 +121,12 @@ class Arithmetic:
         """Return float32 [rows, out]: for every expert, the product x @ matrix.T is added to the expert's rows.
 
         Biases are not added. With several ranks, the sum of each rank is rounded, and so is the sum over the ranks.
+        With one rank nothing is rounded.
 
         Args:
             shape: (rows, out) of the result.
             products: (row indices in the result, x [indices, in], projection [out, in]) of each expert.
-            span: Returns the slice of a rank's inputs, from the number of inputs and the shard.
+            span: Function of the number of inputs and of a rank's shard that returns the slice of the rank's inputs.
         """
         total = np.zeros(shape, FLOAT32)
         for rank in range(self._ranks):

@@ -84,7 +84,8 @@ class ChatTemplate:
             reply = _render(source, context)
         if not reply:
             raise self._error(
-                f"does not end within {_LIMITS.cpu_seconds} seconds and {_LIMITS.memory_bytes >> 20} MiB"
+                f"does not end within {_LIMITS.cpu_seconds} seconds and {_LIMITS.memory_bytes >> 20} MiB; use a "
+                "simpler one, or a shorter conversation"
             )
         text = reply[1:].decode(errors="surrogatepass")
         if not reply.startswith(_DONE):
@@ -209,7 +210,10 @@ def _read_sources(folder: Path, fields: Fields) -> tuple[Path, str, str]:
         if template is None:
             raise fields.error(_FIELD, "none of the templates is called default; add one with this name")
     if template is None:
-        raise ModelError(f"{folder} has no chat template: neither {_FILE} nor {_FIELD} in {_CONFIG}", _CODE)
+        raise ModelError(
+            f"{folder} has no chat template: neither {_FILE} nor {_FIELD} in {_CONFIG}; add one of them",
+            _CODE,
+        )
     for source in (template, tool_template):
         if not isinstance(source, str):
             raise fields.error(_FIELD, f"{source!r:.60} is not a template; write it as a text")

@@ -111,7 +111,10 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
         if weight is None:
-            raise _error(f"{source}: tensor {_drop_indices(name)} is missing")
+            raise _error(
+                f"{source}: tensor {_drop_indices(name)} is missing; a {config.architecture} has it: download the "
+                "checkpoint again"
+            )
         if weight.shape != shape:
             raise _error(f"{source}: {name} has shape {weight.shape}; config.json asks for {shape}")
         for quantised, dtype in _QUANTISED.items():
@@ -171,7 +174,9 @@ def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping
             stack_tensors[stack].append(name)
     for stack, names in stack_tensors.items():
         if not names:
-            raise _error(f"{source}: tensor {stack} is missing")
+            raise _error(
+                f"{source}: tensor {stack} is missing, which config.json asks for: download the checkpoint again"
+            )
         members = stacks[stack]
         for name in names:
             tensor = tensors.pop(name)

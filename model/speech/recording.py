@@ -1,4 +1,8 @@
-"""Recordings and their windows, whose spectra are the inputs of an encoder."""
+"""Recordings and their windows, whose spectra are the inputs of an encoder.
+
+A window is the longest piece of a recording that the encoder takes at once, 30 s for Whisper. A column of a spectrum
+covers 160 samples, 10 ms. `nkw transcribe` and the HTTP routes of audio cut recordings into windows here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rules of transcriptions from generation_config.json: the tokens at the beginning, and suppressed tokens."""
+"""Rules of transcriptions from generation_config.json: the tokens at the beginning, and suppressed tokens.
+
+`nkw transcribe` and the HTTP routes of audio read `Rules` once, and give every request a `TranscriptionRule`, which the
+engine asks before each token.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +177,11 @@ class _GenerationFields:
 
     @property
     def languages(self) -> dict[str, int]:
-        """Ids of languages by the names of their tokens, such as "<|en|>"; empty for a model of one language."""
+        """Ids of languages by the names of their tokens, such as "<|en|>"; empty for a model of one language.
+
+        Raises:
+            ModelError: `lang_to_id` is not an object of token ids.
+        """
         return self._read_ids_by_name("lang_to_id")
 
     def read_timestamps(self) -> Timestamps:

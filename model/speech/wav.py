@@ -1,4 +1,7 @@
-"""WAV files of recordings: 16,000 samples a second, one channel, PCM of 8, 16, 24 or 32 bits."""
+"""WAV files of recordings: 16,000 samples a second, one channel, PCM of 8, 16, 24 or 32 bits.
+
+`nkw transcribe` reads files, and the HTTP routes of audio decode uploads.
+"""
 
 from __future__ import annotations
 

@@ -125,9 +125,10 @@ def test_old_rotary_buffers_are_ignored(write_model) -> None:
 
 def test_refuses_missing_and_surplus_tensors(write_model) -> None:
     folder = rewrite(write_model(), lambda weights: weights.pop(NORM))
-    assert refusal(folder) == f"{folder / FILE}: tensor {NORM} is missing"
+    advice = "is missing; a LlamaForCausalLM has it: download the checkpoint again"
+    assert refusal(folder) == f"{folder / FILE}: tensor {NORM} {advice}"
     folder = rewrite(write_model(name="untied"), lambda weights: weights.pop("lm_head.weight"))
-    assert refusal(folder) == f"{folder / FILE}: tensor lm_head.weight is missing"
+    assert refusal(folder) == f"{folder / FILE}: tensor lm_head.weight {advice}"
     folder = rewrite(
         write_model(name="more"), lambda weights: weights.update({"model.extra": np.ones(1, np.float32)})
     )

@@ -125,7 +125,10 @@ def test_a_tensor_that_is_missing_surplus_or_misshapen_is_named(family, tmp_path
     for name in [name for name in tensors if last in name or not any(map(str.isdigit, name))]:
         tensor = tensors[name]
         for changed, sentence in (
-            (without(tensors, name), f"tensor {name} is missing"),
+            (
+                without(tensors, name),
+                f"tensor {name} is missing; a {ARCHITECTURES[family]} has it: download the checkpoint again",
+            ),
             ({**tensors, f"{name}.more": tensor}, f"{name}.more is not a tensor of {ARCHITECTURES[family]}"),
             (
                 {**tensors, name: tensor[:-1].copy()},
