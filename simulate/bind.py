@@ -18,7 +18,7 @@ from types import ModuleType
 from nkw.errors import InvalidArgument, Unsupported
 from simulate.level import choose
 from simulate.tracebacks import show_user_frames
-from simulate.vendor_packages import FIRST_NKI, numbers
+from simulate.vendor_packages import FIRST_NKI, parse_version
 
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = {
@@ -65,20 +65,20 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
                 "NKW-BACKEND", f"nki is bound to {_decided} in this process; {wanted} was asked for"
             )
         return _decided
-    if wanted == "neuron" and not real_package():
+    if wanted == "neuron" and not has_real_package():
         raise Unsupported(
             "NKW-NO-NEURON",
             "no usable nki package is installed; on a Trn or Inf instance install AWS Neuron's packages "
             "(pip install 'nki-workbench[neuron]' with the Neuron package repository configured)",
         )
-    _decided = "neuron" if wanted == "neuron" or (wanted == "auto" and real_package()) else "simulate"
+    _decided = "neuron" if wanted == "neuron" or (wanted == "auto" and has_real_package()) else "simulate"
     if _decided == "simulate":
         _bind_nki()
         show_user_frames()
     return _decided
 
 
-def real_package() -> bool:
+def has_real_package() -> bool:
     """Return whether `import nki` gives the vendor's package: already imported, or installed with version 0.2 or later.
 
     The placeholder on the public package index has a lower version. Nothing is imported to find out.
@@ -94,7 +94,7 @@ def real_package() -> bool:
     from importlib import metadata  # takes as long to import as half of the simulator
 
     try:
-        return numbers(metadata.version("nki")) >= FIRST_NKI
+        return parse_version(metadata.version("nki")) >= FIRST_NKI
     except metadata.PackageNotFoundError:
         return False
 

@@ -73,7 +73,7 @@ def become_child(
         identity = os.fstat(writer)
         set_process_option(_PDEATHSIG, signal.SIGKILL)
         imported()
-        judge = _judge_of(pipes)
+        judge = _create_judge(pipes)
         limit = None if limits.memory_bytes is None else limits.memory_bytes + measure_address_space()
         before = _limit_memory(limit)
         begin(judge)
@@ -104,7 +104,7 @@ def _run(act: Callable[[], int], record: Record) -> None:
         record.ended = f"the command failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
 
 
-def _judge_of(pipes: Sequence[tuple[int, int]]) -> Judge:
+def _create_judge(pipes: Sequence[tuple[int, int]]) -> Judge:
     """Return the `Judge` with the streams of this process.
 
     With three pipes, descriptors 1 and 2 become the writers of the last two, so that the kernel's output goes to the
@@ -115,24 +115,24 @@ def _judge_of(pipes: Sequence[tuple[int, int]]) -> Judge:
         return Judge(sys.stdout, sys.stderr, sys.stderr, captures=False)
     with suppress(OSError):
         os.setsid()
-    columns = _columns()
-    progress = _line_buffered(os.dup(ERR), "utf-8")
+    columns = _read_terminal_width()
+    progress = _open_line_buffered(os.dup(ERR), "utf-8")
     encodings = [getattr(stream, "encoding", None) or "utf-8" for stream in (sys.stdout, sys.stderr)]
     for number, (_, writer) in zip((OUT, ERR), pipes[1:]):
         os.dup2(writer, number)
         os.close(writer)
-    out, err = (_line_buffered(number, encoding) for number, encoding in zip((OUT, ERR), encodings))
+    out, err = (_open_line_buffered(number, encoding) for number, encoding in zip((OUT, ERR), encodings))
     if columns is not None:
         os.environ.setdefault("COLUMNS", str(columns))
     return Judge(out, err, progress, captures=True)
 
 
-def _line_buffered(descriptor: int, encoding: str) -> IO[str]:
+def _open_line_buffered(descriptor: int, encoding: str) -> IO[str]:
     """Open a file descriptor as a line-buffered text stream, which leaves the descriptor open when it is closed."""
     return open(descriptor, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
-def _columns() -> int | None:
+def _read_terminal_width() -> int | None:
     """Return the width of stdout's terminal in columns, or None if stdout is no terminal."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(OUT).columns

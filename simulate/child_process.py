@@ -123,21 +123,21 @@ class _Awaited:
         if self._stopped is not None:
             if record is not None and record.where:
                 self._stopped.args = (record.where,)
-            raise self._interrupted(record) from None
+            raise self._build_interrupt(record) from None
         if self._terminated_at is not None:
             last = f"; {record.where}" if record is not None and record.where else ""
             ended = ChildEnded(
                 f"it reached the time limit of {self._limits.seconds:g} s (--time-limit){last}"
             )
-            raise ended if record is None else _with_record(ended, record)
+            raise ended if record is None else _attach_record(ended, record)
         if record is None:
-            raise ChildEnded(self._how_it_ended())
+            raise ChildEnded(self._describe_end())
         if record.ended in ("interrupted", "terminated"):  # by a signal to the child alone
             alone = Terminated() if record.ended == "terminated" else KeyboardInterrupt()
             alone.args = (record.where,) if record.where else ()
-            raise _with_record(alone, record)
+            raise _attach_record(alone, record)
         if record.ended:
-            raise _with_record(ChildEnded(record.ended), record)
+            raise _attach_record(ChildEnded(record.ended), record)
         return record
 
     def end(self, spared: frozenset[int]) -> None:
@@ -159,10 +159,10 @@ class _Awaited:
             os.close(key.fd)
         self._pipes.close()
 
-    def _interrupted(self, record: Record | None) -> KeyboardInterrupt:
+    def _build_interrupt(self, record: Record | None) -> KeyboardInterrupt:
         """Return the interrupt that this process received; a record becomes its attribute `record`."""
         assert self._stopped is not None
-        return self._stopped if record is None else _with_record(self._stopped, record)
+        return self._stopped if record is None else _attach_record(self._stopped, record)
 
     def _wait(self) -> None:
         """Do one round of waiting: read the pipes, reap the child if it has ended, and enforce the time limit.
@@ -254,7 +254,7 @@ class _Awaited:
         elif not sys.stdin.isatty():
             self._send(signal.SIGINT)
 
-    def _how_it_ended(self) -> str:
+    def _describe_end(self) -> str:
         """Return, in words, the exit status or the signal with which the child ended."""
         assert self._status is not None
         if not os.WIFSIGNALED(self._status):
@@ -267,7 +267,7 @@ class _Awaited:
         return f"the process was ended by signal {number} ({signal.Signals(number).name}){why}"
 
 
-def _with_record(error: Any, record: Record) -> Any:
+def _attach_record(error: Any, record: Record) -> Any:
     """Set the attribute `record` of an error to what the command had printed until then; returns the error."""
     error.record = record
     return error

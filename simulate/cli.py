@@ -23,7 +23,9 @@ from simulate.command_words import WITH_WORDS, CommandOptions, add_words, take_w
 
 _WITH_REPORT = ("time", "memory", "verify", "tune", "bundle", "compare", "calibrate")
 """Commands that print `?` for characters that the encoding of stdout lacks."""
-_SPAWNED = "import sys; sys.path[:] = {path!r}; from simulate.cli import spawned; spawned(sys.argv[1:])"
+_SPAWNED = (
+    "import sys; sys.path[:] = {path!r}; from simulate.cli import run_spawned; run_spawned(sys.argv[1:])"
+)
 """The code of a child that is a new interpreter."""
 
 
@@ -47,7 +49,7 @@ def main(
     from nkw import terminal
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _options(arguments, prog)
+    options = _parse_options(arguments, prog)
     if is_process:
         from simulate.isolated import run_isolated, runs_in_child
 
@@ -74,7 +76,7 @@ def main(
         return 2
 
 
-def spawned(arguments: Sequence[str]) -> NoReturn:
+def run_spawned(arguments: Sequence[str]) -> NoReturn:
     """Run a command as the child that `run_in_child` started as a new interpreter; never returns.
 
     Args:
@@ -87,12 +89,12 @@ def spawned(arguments: Sequence[str]) -> NoReturn:
     child_arguments, prog, *words = arguments
     begin()
     imported()
-    options = _options(words, prog)
+    options = _parse_options(words, prog)
     set_limits(options)
     become_spawned_child(partial(act_in_child, options), child_arguments)
 
 
-def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+def _parse_options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Parse a command line and return its options, with the function of the command as the attribute `act`.
 
     Exits with status 2 and a message for wrong words.

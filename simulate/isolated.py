@@ -59,7 +59,7 @@ def check_limits(options: argparse.Namespace) -> None:
             )
 
 
-def without_verdict(failed: NoVerdict) -> int:
+def print_no_verdict(failed: NoVerdict) -> int:
     """Print why a command has no verdict and return exit status 3."""
     error(failed)
     return NO_VERDICT
@@ -92,7 +92,7 @@ def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
     except ChildEnded as ended:
         record = getattr(ended, "record", Record())
         _print(record)
-        return _without_verdict(options, str(ended))
+        return _report_no_verdict(options, str(ended))
     except KeyboardInterrupt as stopped:
         _deliver(getattr(stopped, "record", Record()))
         raise
@@ -161,7 +161,7 @@ def _print(record: Record) -> None:
     sys.stdout.flush()
 
 
-def _without_verdict(options: argparse.Namespace, reason: str) -> int:
+def _report_no_verdict(options: argparse.Namespace, reason: str) -> int:
     """Print why a command has no verdict, write the reason to --json if given, and return 3.
 
     Returns 2 if the JSON file cannot be written.

@@ -92,14 +92,14 @@ class Kernel:
         """
         core = running_core()
         if core is not None:
-            self._agree(core.rank.config)
+            self._check_config(core.rank.config)
             return self.func(*args, **kwargs)
         level = Level.resolve()
         cores = read_core_count(getattr(self.func, "__name__", "kernel"), self._grid, level)
         has_grid = self._grid is not None or cores > 1
         done = launch(
             self.func,
-            for_all_ranks(args, kwargs),
+            copy_for_ranks(args, kwargs),
             logical_core_size=cores,
             mode=Mode.replay if is_replay_requested() and not has_grid else Mode.eager,
             has_grid=has_grid,
@@ -108,7 +108,7 @@ class Kernel:
         )
         return done.outputs[0]
 
-    def _agree(self, launched: tuple[object, bool]) -> None:
+    def _check_config(self, launched: tuple[object, bool]) -> None:
         """Check the compile configuration of this nested kernel against that of the launched kernel.
 
         Raises InvalidArgument if they differ, or warns if the launched kernel allows other ones; a kernel without a
@@ -129,7 +129,7 @@ class Kernel:
         return f"<nki kernel {getattr(self.func, '__qualname__', self.func)}>"
 
 
-def for_all_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
+def copy_for_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
     """Return (args, kwargs) of each of NKW_RANKS ranks: rank 0 gets the arguments, other ranks deep copies."""
     return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(read_rank_count() - 1))]
 

@@ -68,7 +68,7 @@ _LONG_NAMES = {
 """The same dtypes by the names of NumPy, and by names that other tools use."""
 
 
-def dtype_named(name: str) -> Any:
+def find_dtype(name: str) -> Any:
     """Return the NumPy or ml_dtypes dtype of a name such as `bf16` or `float32`, or None for an unknown name."""
     return DTYPES.get(name, _LONG_NAMES.get(name))
 
@@ -80,7 +80,7 @@ _TENSOR = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[^\]]*)\]")
 _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
 
-def files_read(options: argparse.Namespace) -> list[str]:
+def list_read_files(options: argparse.Namespace) -> list[str]:
     """Return the files that a command may read: its script or kernel's file, its arguments, and imported modules."""
     script = options.script.rpartition(":")[0] if names_a_kernel(options.script) else options.script
     return [script, *options.arguments, *list_imported_files()]
@@ -109,7 +109,7 @@ class InstructionCount(Observer):
         self._streams = [core.stream for core in cores]
 
 
-def nothing_launched(words: str) -> str:
+def explain_no_launch(words: str) -> str:
     """Return the sentence that a script launched no kernel, and which kernels its file defines.
 
     Args:
@@ -160,11 +160,11 @@ def launch_by_name(
         NoVerdict: The kernel's own code fails or ends the program, or memory does not suffice.
         NkwError: The launch raised it, such as RuleViolation.
     """
-    with importing_from(folder_of(words)):
-        return launch_named(unwrap_kernel(callable_named(words)), words, arguments, mode, trips)
+    with importing_from(find_import_folder(words)):
+        return launch_named(unwrap_kernel(load_callable(words)), words, arguments, mode, trips)
 
 
-def folder_of(words: str) -> Path:
+def find_import_folder(words: str) -> Path:
     """Return the folder from which a script or kernel imports first: its file's; for a module, the working folder."""
     path = words.rpartition(":")[0] if names_a_kernel(words) else words
     return Path(path).resolve().parent if path.endswith(".py") or path == words else Path.cwd()
@@ -204,7 +204,7 @@ def launch_named(
         NkwError: As for `launch_by_name`.
     """
     ranks = read_rank_count()
-    arguments_of_ranks = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
+    arguments_of_ranks = [build_call(arguments, mode, rank, ranks) for rank in range(ranks)]
     for _, named in arguments_of_ranks:
         named.update(keywords or {})
     return launch_on(kernel, words, arguments_of_ranks, mode, trips)
@@ -250,31 +250,31 @@ def launch_on(
     except CallError as error:
         if error.code != "NKW-KERNEL-CALL":
             raise
-        raise _refused_call(words, error.message) from error
+        raise _build_call_error(words, error.message) from error
     except NkwError:
         raise
     except AssertionError as error:
-        refused = _refused_call(words, str(error) or "an assertion of the kernel failed")
+        refused = _build_call_error(words, str(error) or "an assertion of the kernel failed")
         refused.__traceback__ = error.__traceback__
         blame_traceback(refused)
         raise refused from error
     except Exception as error:
         if has_entered_kernel(error):
             raise describe_exception(error) from None
-        raise _refused_call(words, str(error)) from error
+        raise _build_call_error(words, str(error)) from error
 
 
-def _refused_call(words: str, why: str) -> InvalidArgument:
+def _build_call_error(words: str, why: str) -> InvalidArgument:
     """Return the error that a kernel does not take the given arguments, and why."""
     return InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}")
 
 
-def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
+def substitute_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
     """Return arguments as words, with `size` in the place of `name` where it is a dim of a tensor or a whole argument.
 
     Raises InvalidArgument if no argument has the name.
     """
-    new_arguments = [_with_size(text, name, size) for text in arguments]
+    new_arguments = [_substitute_size(text, name, size) for text in arguments]
     if new_arguments == list(arguments):
         raise InvalidArgument(
             "NKW-SWEEP",
@@ -283,7 +283,7 @@ def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
     return new_arguments
 
 
-def _with_size(text: str, name: str, size: int) -> str:
+def _substitute_size(text: str, name: str, size: int) -> str:
     """Return one argument with `size` in the place of `name`; unchanged if it does not have the name."""
     keyword = _KEYWORD.fullmatch(text)
     lead, value = (f"{keyword['name']}=", keyword["value"]) if keyword else ("", text)
@@ -294,7 +294,7 @@ def _with_size(text: str, name: str, size: int) -> str:
     return f"{lead}{tensor['dtype']}[{','.join(sizes)}]"
 
 
-def callable_named(words: str) -> Callable[..., Any]:
+def load_callable(words: str) -> Callable[..., Any]:
     """Import the file or module of FILE.py:NAME or MODULE:NAME and return its function or kernel.
 
     Raises:
@@ -327,7 +327,7 @@ def callable_named(words: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _argument(text: str) -> Any:
+def _parse_argument(text: str) -> Any:
     """Return the argument of a word: a literal, or for a tensor an array that repeats one zero (strides 0).
 
     Raises InvalidArgument for other words, unknown dtypes, sizes below 1, and arrays beyond any memory.
@@ -341,7 +341,7 @@ def _argument(text: str) -> Any:
                 "NKW-KERNEL-ARGUMENT",
                 f"argument {text!r:.60} is neither a tensor such as f32[128,512] nor a Python literal nor `group`",
             ) from None
-    dtype = dtype_named(tensor["dtype"])
+    dtype = find_dtype(tensor["dtype"])
     if dtype is None:
         meant = did_you_mean(tensor["dtype"], [*DTYPES, *_LONG_NAMES]) or ";"
         raise InvalidArgument(
@@ -363,7 +363,7 @@ def _argument(text: str) -> Any:
         raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
 
 
-def call_of(
+def build_call(
     texts: Sequence[str], mode: Mode = Mode.eager, rank: int = 0, ranks: int = 1
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return one rank's (args, kwargs) from arguments as words, with tensors filled as `launch_by_name` describes.
@@ -383,7 +383,9 @@ def call_of(
         keyword = _KEYWORD.fullmatch(text)
         value = text if keyword is None else keyword["value"]
         position = len(args) + len(kwargs)
-        argument = ReplicaGroup([range(ranks)]) if value == _GROUP else _filled(value, (position, rank), mode)
+        argument = (
+            ReplicaGroup([range(ranks)]) if value == _GROUP else _fill_argument(value, (position, rank), mode)
+        )
         if keyword is None:
             args.append(argument)
         else:
@@ -391,7 +393,7 @@ def call_of(
     return tuple(args), kwargs
 
 
-def _filled(text: str, seed: tuple[int, int], mode: Mode) -> Any:
+def _fill_argument(text: str, seed: tuple[int, int], mode: Mode) -> Any:
     """Return the argument of a word, and unless the mode is dry, with values: counting integers or normal floats.
 
     Args:
@@ -402,7 +404,7 @@ def _filled(text: str, seed: tuple[int, int], mode: Mode) -> Any:
     Raises:
         InvalidArgument: The word is no argument, or the tensor does not fit into memory.
     """
-    argument = _argument(text)
+    argument = _parse_argument(text)
     if mode is Mode.dry or not isinstance(argument, np.ndarray):
         return argument
     try:

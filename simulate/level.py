@@ -63,7 +63,9 @@ class Level(NamedTuple):
         """Return a sentence for messages: this release lacks the feature, and from or until which release it exists."""
         row = FEATURES[feature]
         gone = row.until is not None and row.until <= self
-        exists = f"until level {_before(row.until)}" if gone and row.until else f"from level {row.since} on"
+        exists = (
+            f"until level {_find_previous(row.until)}" if gone and row.until else f"from level {row.since} on"
+        )
         return f"{feature} exists {exists}; {LEVEL_VARIABLE} is {self}"
 
     def deprecates(self, feature: str) -> bool:
@@ -174,13 +176,13 @@ def exists_at_level(level: Level, feature: str) -> None:
     if level.has(feature):
         return
     row = FEATURES[feature]
-    other = _before(row.until) if row.until else row.since
+    other = _find_previous(row.until) if row.until else row.since
     raise RuleViolation(
         exists_at_level, level.lack_of(feature), hint=f"{row.instead}; or {LEVEL_VARIABLE}={other}"
     )
 
 
-def _before(level: Level) -> Level:
+def _find_previous(level: Level) -> Level:
     """Return the release before a level; the level must not be the oldest."""
     return LEVELS[LEVELS.index(level) - 1]
 

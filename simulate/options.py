@@ -43,7 +43,7 @@ def read_sweep(text: str) -> Sweep:
     return Sweep(match[1], tuple(sizes))
 
 
-def _digits(text: str, max_digits: int, least: int, refusal: str) -> int:
+def _read_digits(text: str, max_digits: int, least: int, refusal: str) -> int:
     """Return the number that a text of ASCII digits has.
 
     Args:
@@ -62,17 +62,17 @@ def _digits(text: str, max_digits: int, least: int, refusal: str) -> int:
 
 def read_rank_count(text: str) -> int:
     """Return a number of ranks, 1 to 999. Raises ArgumentTypeError for another text."""
-    return _digits(text, 3, 1, "is no number of ranks; give 1 to 999")
+    return _read_digits(text, 3, 1, "is no number of ranks; give 1 to 999")
 
 
 def read_count(text: str) -> int:
     """Return a count of trials or processes, 1 or more. Raises ArgumentTypeError for another text."""
-    return _digits(text, 7, 1, "is no count; give 1 or more")
+    return _read_digits(text, 7, 1, "is no count; give 1 or more")
 
 
 def read_seed(text: str) -> int:
     """Return a seed, 0 or more, of at most nine digits. Raises ArgumentTypeError for another text."""
-    return _digits(text, 9, 0, "is no seed; give 0 or more")
+    return _read_digits(text, 9, 0, "is no seed; give 0 or more")
 
 
 def read_repetitions(text: str) -> int:

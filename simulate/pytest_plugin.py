@@ -67,12 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "nki_budget(time_us, hbm_bytes, sbuf_bytes, reading='program', target, trips): the most that the kernel given "
         "to the fixture nki_budget may be predicted to take",
     )
-    _known(_listed(_option(config, "nki_target")), "nki_target")
+    _check_targets(_split_words(_read_option(config, "nki_target")), "nki_target")
     for name, choices in (("nki_check", _LEVELS), ("nki_backend", _BACKENDS)):
-        value = _option(config, name)
+        value = _read_option(config, name)
         if value and value not in choices:
             raise pytest.UsageError(f"{name} = {value}; known are {', '.join(choices)}")
-    backend, level, rules = (_option(config, f"nki_{name}") for name in ("backend", "level", "rules"))
+    backend, level, rules = (_read_option(config, f"nki_{name}") for name in ("backend", "level", "rules"))
     if level or rules:
         from nkw.errors import NkwError
         from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE, choose
@@ -114,12 +114,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     budget = metafunc.definition.get_closest_marker("nki_budget")
     if marker is None and budget is not None and budget.kwargs.get("target") in TARGETS:
         marker = pytest.mark.nki_targets(budget.kwargs["target"]).mark
-    requested = _listed(_option(metafunc.config, "nki_target"))
+    requested = _split_words(_read_option(metafunc.config, "nki_target"))
     if marker is None:
         targets = requested or [os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET]
     else:
-        _known(list(marker.args), f"nki_targets of {metafunc.definition.nodeid}")
-        only = _listed(metafunc.config.getoption("nki_target"))
+        _check_targets(list(marker.args), f"nki_targets of {metafunc.definition.nodeid}")
+        only = _split_words(metafunc.config.getoption("nki_target"))
         targets = [target for target in marker.args if not only or target in only]
         if not targets:
             skipped = pytest.mark.skip(
@@ -168,9 +168,9 @@ def nki_budget(
     if marker is None:
         raise InvalidArgument("NKW-BUDGET", "nki_budget: the test has no marker nki_budget with a budget")
     budget = Budget.from_marker(marker.args, marker.kwargs)
-    if install(_option(request.config, "nki_backend") or None) == "neuron":
+    if install(_read_option(request.config, "nki_backend") or None) == "neuron":
         pytest.skip("nki_budget needs the simulator; `nki` is the real package")
-    return BudgetChecker(budget, nki_target, lambda: _folder(request.node, tmp_path_factory))
+    return BudgetChecker(budget, nki_target, lambda: _choose_folder(request.node, tmp_path_factory))
 
 
 @pytest.fixture
@@ -182,12 +182,12 @@ def check_kernel(
     from simulate.testing import CheckLevel, KernelChecker
 
     config = request.config
-    backend = install(_option(config, "nki_backend") or None)
-    level = CheckLevel(_option(config, "nki_check") or CheckLevel.detect.value)
-    return KernelChecker(nki_target, level, backend, lambda: _folder(request.node, tmp_path_factory))
+    backend = install(_read_option(config, "nki_backend") or None)
+    level = CheckLevel(_read_option(config, "nki_check") or CheckLevel.detect.value)
+    return KernelChecker(nki_target, level, backend, lambda: _choose_folder(request.node, tmp_path_factory))
 
 
-def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
+def _choose_folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
     """Return a folder for the files of one failure, named after the test.
 
     With --nki-artifacts it is a new name below that folder, not created yet; otherwise a new temporary folder.
@@ -203,17 +203,17 @@ def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _option(config: pytest.Config, name: str) -> str:
+def _read_option(config: pytest.Config, name: str) -> str:
     """Return an option's text from the command line, else from the configuration file, else an empty string."""
     return str(config.getoption(name) or config.getini(name) or "")
 
 
-def _listed(text: str | None) -> list[str]:
+def _split_words(text: str | None) -> list[str]:
     """Return the words of a text that are separated by spaces or commas; none for None."""
     return (text or "").replace(",", " ").split()
 
 
-def _known(targets: list[str], where: str) -> None:
+def _check_targets(targets: list[str], where: str) -> None:
     """Raise UsageError for a target that names no chip; `where` is the option or marker, for the message."""
     for target in targets:
         if target not in TARGETS:

@@ -28,19 +28,19 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """
     from nkw.errors import LONGEST_PATH, NkwError, shown
     from nkw.files import is_file
-    from simulate.kernel_by_name import folder_of, importing_from
+    from simulate.kernel_by_name import find_import_folder, importing_from
     from simulate.run.exits import UserExit
 
     script = Path(options.script)
     if not is_file(script):
         error(f"{shown(str(script), LONGEST_PATH)} is not a file")
         return 2
-    if not bound(options):
+    if not prepare_process(options):
         return 2
     before = sys.argv
     sys.argv = [str(script), *options.arguments]
     try:
-        with importing_from(folder_of(options.script)):
+        with importing_from(find_import_folder(options.script)):
             runpy.run_path(str(script), run_name="__main__")
     except NkwError as refused:
         if raises:
@@ -75,7 +75,7 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
 
     if not names_a_kernel(options.script):
         return run_script(options, raises)
-    if not bound(options):
+    if not prepare_process(options):
         return 2
     try:
         mode, trips = (Mode.eager, ()) if computes else (Mode.dry, options.trips)
@@ -122,7 +122,7 @@ def run_to_its_end(options: argparse.Namespace) -> int:
     return 1
 
 
-def bound(options: argparse.Namespace) -> bool:
+def prepare_process(options: argparse.Namespace) -> bool:
     """Apply the command's chip, overlay, level, rules and ranks to this process, and bind `nki` to the simulator.
 
     Prints the target. Returns False, after printing why, if one of them is refused, or if a module of the script has
@@ -132,7 +132,7 @@ def bound(options: argparse.Namespace) -> bool:
     from nkw.targets import TARGET_VARIABLE
     from simulate.bind import install
     from simulate.hardware import use_overlay
-    from simulate.kernel_by_name import folder_of
+    from simulate.kernel_by_name import find_import_folder
     from simulate.run.environment import RANKS_VARIABLE, read_rank_count, target_hardware
     from simulate.shadows import check_names
 
@@ -145,7 +145,7 @@ def bound(options: argparse.Namespace) -> bool:
             use_overlay(options.hardware)
         chip = target_hardware()
         read_rank_count()
-        check_names(options.script, folder_of(options.script))
+        check_names(options.script, find_import_folder(options.script))
         install("simulate", options.level, options.rules)
     except NkwError as refused:
         error(refused)

@@ -28,7 +28,7 @@ def check_names(words: str, folder: Path) -> None:
     working_folder = Path.cwd()
     folders = [folder, *([working_folder] if not {"", str(working_folder)}.isdisjoint(sys.path) else [])]
     path = Path(words) if is_file(words) else Path(words.rpartition(":")[0])
-    names = set(_imported(path)) if is_file(path) else {str(path).split(".")[0]}
+    names = set(_list_imports(path)) if is_file(path) else {str(path).split(".")[0]}
     seen = {path.resolve()}
     while names:
         name = names.pop()
@@ -42,7 +42,7 @@ def check_names(words: str, folder: Path) -> None:
                 f"Workbench, and `import {name}` can mean one of them only: rename the former",
             )
         seen.add(file.resolve())
-        names |= set(_imported(file))
+        names |= set(_list_imports(file))
 
 
 def _find_module(name: str, folders: Sequence[Path]) -> Path | None:
@@ -51,7 +51,7 @@ def _find_module(name: str, folders: Sequence[Path]) -> Path | None:
     return next((file for file in paths if is_file(file)), None)
 
 
-def _imported(file: Path) -> Iterator[str]:
+def _list_imports(file: Path) -> Iterator[str]:
     """Yield the top-level names of the modules that a file imports absolutely; none if it cannot be read or parsed."""
     with suppress(
         OSError, SyntaxError, ValueError, RecursionError

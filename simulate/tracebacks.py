@@ -35,7 +35,7 @@ def trim_traceback(error: BaseException) -> TracebackType | None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    users = [frame for frame in frames[_commands(frames) :] if not _is_ours(frame)]
+    users = [frame for frame in frames[_count_command_frames(frames) :] if not _is_ours(frame)]
     if os.environ.get(TRACEBACK_VARIABLE) == "full":
         return full_trace
     if frames and not users and _runs_scripts(frames[-1]):
@@ -49,7 +49,7 @@ def trim_traceback(error: BaseException) -> TracebackType | None:
     return kept
 
 
-def _commands(frames: Sequence[TracebackType]) -> int:
+def _count_command_frames(frames: Sequence[TracebackType]) -> int:
     """Return how many of the outermost frames belong to the command that runs a script; 0 if no command runs it."""
     entered = [index for index, frame in enumerate(frames) if frame.tb_frame.f_code.co_filename == _COMMANDS]
     return entered[-1] + 1 if entered else 0
@@ -83,10 +83,10 @@ def show_user_frames() -> None:
         sys.excepthook = hook
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and not shell.custom_exceptions:
-        shell.set_custom_exc((Exception,), _in_a_notebook)
+        shell.set_custom_exc((Exception,), _show_in_notebook)
 
 
-def _in_a_notebook(
+def _show_in_notebook(
     shell: Any, error_class: type[BaseException], error: BaseException, trace: Any, **_: Any
 ) -> None:
     """Show an error in IPython without frames of the simulator; a handler for `set_custom_exc`."""

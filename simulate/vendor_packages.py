@@ -37,11 +37,11 @@ PyTorch for Trn2 and Trn3:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/index.html"""
 
 
-def numbers(version: str) -> Version:
+def parse_version(version: str) -> Version:
     """Return the first two numbers of a version, such as (2, 31) for 2.31.7.0; an empty tuple if it has none."""
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
 
 
 def is_genuine(package: str, version: str) -> bool:
     """Return whether a version of a package is no placeholder's; True for packages that have no placeholder."""
-    return numbers(version) >= FIRST_GENUINE.get(package, ())
+    return parse_version(version) >= FIRST_GENUINE.get(package, ())

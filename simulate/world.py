@@ -91,12 +91,12 @@ def launch(
         level=Level.resolve(level),
         rules=Rules.resolve(rules),
         config=config,
-        trips=_checked_trips(trips),
+        trips=_check_trips(trips),
     )
     with peers.launch() if peers is not None else nullcontext():
         observed = any(observer.sees_instructions or observer.keeps_calls for observer in request.observers)
         if mode is Mode.replay and not observed:
-            return _replayed(request, replay, replays)
+            return _replay_or_record(request, replay, replays)
         try:
             return execute_launch(request)
         except NkwError as error:
@@ -108,7 +108,9 @@ def launch(
             raise
 
 
-def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: ReplayCache | None) -> Launch:
+def _replay_or_record(
+    request: LaunchRequest, options: ReplayOptions | None, replays: ReplayCache | None
+) -> Launch:
     """Run a request in mode replay; None is the environment's options, and the process's cache."""
     from simulate.replay import ReplayOptions, replay_or_record  # most processes replay nothing
 
@@ -117,7 +119,7 @@ def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: Re
     )
 
 
-def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
+def _check_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
     """Return one or several trip counts as a tuple. Raises InvalidArgument unless all are ints of 0 or more."""
     counts = tuple(trips) if isinstance(trips, Sequence) else (trips,)
     if any(type(count) is not int or count < 0 for count in counts):

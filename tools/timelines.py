@@ -20,7 +20,7 @@ import simulate
 from nki_kernels.examples import EXAMPLES, RANKS
 from nkw.targets import GENERATIONS
 from nkw.terminal import progress
-from simulate.kernel_by_name import call_of
+from simulate.kernel_by_name import build_call
 from simulate.timing import listing, schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "timing" / "stored"
@@ -49,7 +49,7 @@ def cases() -> tuple[Case, ...]:
         ranks = RANKS.get(name, 1)
         module = importlib.import_module(".".join(["nki_kernels", *name.split(":")[:-1]]))
         kernel = getattr(module, name.rpartition(":")[2])
-        arguments, keywords = call_of(words, simulate.Mode.dry, 0, ranks)
+        arguments, keywords = build_call(words, simulate.Mode.dry, 0, ranks)
         examples.append(Case(kernel, inspect.signature(kernel).bind(*arguments, **keywords).args, ranks))
     return tuple(examples)
 

@@ -23,7 +23,7 @@ _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_
 _TRUTH = (*_COMPARISONS, "logical_and", "logical_or", "logical_xor")
 
 
-def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
+def apply_binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
     """Return `x name y`, such as x + y for "add", as a tile. One of x and y may be a number.
 
     Tiles broadcast by NumPy's rule; over partitions by a copy.
@@ -40,7 +40,7 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Ti
     if not isinstance(x, Tile) or not isinstance(y, Tile):
         tile, number = (x, y) if isinstance(x, Tile) else (y, x)
         fraction = tile.dtype.is_integer and not isinstance(number, Integral)
-        natural = _result_dtype(name, tile.dtype, *([DTYPES["float32"]] if fraction else []))
+        natural = _choose_result_dtype(name, tile.dtype, *([DTYPES["float32"]] if fraction else []))
         attributes = {"op0": op, "reverse0": tile is y and x is not y}
         return elementwise(
             "tensor_scalar", {"data": tile}, {"operand0": number}, attributes, dtype, mask, natural
@@ -49,15 +49,15 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Ti
     if x.shape[0] != y.shape[0]:
         rows = max(x.shape[0], y.shape[0])
         x, y = (partition_broadcast(tile, rows) if tile.shape[0] == 1 < rows else tile for tile in (x, y))
-    natural = _result_dtype(name, x.dtype, y.dtype)
-    if _is_column(y, x) and _streams_with_column(name, y):
+    natural = _choose_result_dtype(name, x.dtype, y.dtype)
+    if _is_column(y, x) and _can_stream_column(name, y):
         attributes = {"op0": op}
         return elementwise("tensor_scalar", {"data": x}, {"operand0": y}, attributes, dtype, mask, natural)
-    if _is_column(x, y) and _streams_with_column(name, x):
+    if _is_column(x, y) and _can_stream_column(name, x):
         attributes = {"op0": op, "reverse0": True}
         return elementwise("tensor_scalar", {"data": y}, {"operand0": x}, attributes, dtype, mask, natural)
     if x.buffer is MemoryRegion.psum and y.buffer is MemoryRegion.psum:
-        y = in_sbuf(y)
+        y = bring_to_sbuf(y)
     return elementwise("tensor_tensor", {"data1": x, "data2": y}, {}, {"op": op}, dtype, mask, natural)
 
 
@@ -72,7 +72,7 @@ def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
         remark("NKW-BETA1-BROADCAST", f"{name} of {x.shape} and {y.shape} spreads one over the other")
 
 
-def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
+def apply_unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
     """Return a function of x, element by element, computed by the Scalar engine; `invert` by the Vector engine."""
     if name in UNARY:
         return elementwise("activation", {"data": x}, {}, {"op": UNARY[name]}, dtype, mask)
@@ -80,7 +80,7 @@ def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
     return elementwise("tensor_scalar", {"data": x}, {}, attributes, dtype, mask)
 
 
-def update(name: str, target: Tile, value: Any) -> Tile:
+def update_in_place(name: str, target: Tile, value: Any) -> Tile:
     """Compute `target name value` into `target`, such as target += value for "add", and return the target.
 
     A matmul's pending result that is added to a tile in PSUM is accumulated by the matmul itself. Other updates in
@@ -103,7 +103,7 @@ def update(name: str, target: Tile, value: Any) -> Tile:
             "NKW-BETA1-UPDATE", f"{name} in place on {target.tensor.describe()} of what no matmul returned"
         )
     region = target.region
-    assign(region, binary(name, target, value))
+    assign(region, apply_binary(name, target, value))
     return target
 
 
@@ -114,9 +114,9 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
     copied to the result, then x by tensor_copy_predicated.
     """
     program = current()
-    condition = _predicate(condition)
+    condition = _convert_predicate(condition)
     tiles = [value for value in (x, y) if isinstance(value, Tile)]
-    natural = _wider(*(tile.dtype for tile in tiles)) if tiles else "float32"
+    natural = _find_widest(*(tile.dtype for tile in tiles)) if tiles else "float32"
 
     def run(region: Region, box: Any) -> None:
         chosen, first, second = (
@@ -134,14 +134,14 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
     return defer_masked(condition.shape, natural, run, mask, dtype_given=dtype)
 
 
-def _predicate(condition: Tile) -> Tile:
+def _convert_predicate(condition: Tile) -> Tile:
     """Return a condition as an unsigned integer tile: the bits of an integer tile, else uint8, whether it is not 0."""
     if condition.dtype.is_integer:
         return condition.bitcast({1: "uint8", 2: "uint16", 4: "uint32"}[condition.itemsize])
-    return binary("not_equal", condition, 0.0, "uint8")
+    return apply_binary("not_equal", condition, 0.0, "uint8")
 
 
-def in_sbuf(tile: Tile) -> Tile:
+def bring_to_sbuf(tile: Tile) -> Tile:
     """Return the tile itself, or for a tile in PSUM a copy in SBUF."""
     return copy(tile) if tile.buffer is MemoryRegion.psum else tile
 
@@ -151,13 +151,13 @@ def _is_column(tile: Tile, other: Tile) -> bool:
     return tile.size == tile.shape[0] and other.size > other.shape[0]
 
 
-def _streams_with_column(name: str, column: Tile) -> bool:
+def _can_stream_column(name: str, column: Tile) -> bool:
     """Return whether tensor_scalar can take a (P, 1) tile: float32, with an operator neither bitwise nor power."""
     arithmetic = BINARY[name].family is not OperatorFamily.bitvec
     return arithmetic and column.dtype == "float32" and name != "power"
 
 
-def _result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
+def _choose_result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
     """Return the dtype of a binary operation: bool for comparisons and logic, float32 for quotients of integers.
 
     Otherwise it is the widest of the dtypes.
@@ -165,10 +165,10 @@ def _result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
     if name in _TRUTH:
         return DTYPES["bool_"]
     integers = dtype.is_integer and all(other.is_integer for other in dtypes)
-    return DTYPES["float32"] if name == "divide" and integers else _wider(dtype, *dtypes)
+    return DTYPES["float32"] if name == "divide" and integers else _find_widest(dtype, *dtypes)
 
 
-def _wider(first: DType, *dtypes: DType) -> DType:
+def _find_widest(first: DType, *dtypes: DType) -> DType:
     """Return the widest dtype: float before integer, then more bytes; float32 for two 2-byte floats that differ."""
     widest = first
     for dtype in dtypes:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from simulate.beta1.elementwise import elementwise, issued_once
+from simulate.beta1.elementwise import elementwise, issue_once
 from simulate.beta1.masks import no_mask
-from simulate.beta1.operators import operator
+from simulate.beta1.operators import translate_operator
 from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import reduce
-from simulate.beta1.tile import Tile, nki_tensor
+from simulate.beta1.tile import Tile, read_operand
 from simulate.isa.book import INSTRUCTIONS, CallError
 from simulate.isa.enums import ReduceCmd
 from simulate.memory import NkiTensor
@@ -46,7 +46,7 @@ class Row:
     planner: str = ""
 
 
-def _streamed(tiles: str, columns: str = "") -> Run:
+def _issue_streamed(tiles: str, columns: str = "") -> Run:
     """Return an issuer whose result has one element for each element of its tiles.
 
     Args:
@@ -76,12 +76,12 @@ def _issue_whole(
         no_mask(instruction, mask)
         operands = {name: values[name] for name in tiles.split()}
         attributes = {name: value for name, value in values.items() if name not in operands}
-        return issued_once(instruction, operands, attributes, lambda: shape(values), result_dtype, dtype)
+        return issue_once(instruction, operands, attributes, lambda: shape(values), result_dtype, dtype)
 
     return run
 
 
-def _into_dst(returns_dst: bool) -> Run:
+def _issue_into_dst(returns_dst: bool) -> Run:
     """Return an issuer that writes to the tile passed as `dst`, and refuses masks.
 
     Args:
@@ -91,41 +91,41 @@ def _into_dst(returns_dst: bool) -> Run:
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile | None:
         current().settle()
         no_mask(instruction, mask)
-        issue(instruction, **{name: _operand(name, value) for name, value in values.items()})
+        issue(instruction, **{name: _convert_operand(name, value) for name, value in values.items()})
         return values["dst"] if returns_dst else None
 
     return run
 
 
-def _cumulative(instruction: str, values: Values, mask: Any, dtype: Any) -> None:
+def _issue_cumulative(instruction: str, values: Values, mask: Any, dtype: Any) -> None:
     """Issue tensor_scalar_cumulative into `dst`; imm1 is ignored unless reduce_cmd is load_reduce.
 
     Public examples always pass imm1.
     """
     if values["reduce_cmd"] is not ReduceCmd.load_reduce:
         values["imm1"] = None
-    _into_dst(returns_dst=False)(instruction, values, mask, dtype)
+    _issue_into_dst(returns_dst=False)(instruction, values, mask, dtype)
 
 
-def _operand(name: str, value: Any) -> Any:
+def _convert_operand(name: str, value: Any) -> Any:
     """Return the value of a parameter as the instruction book takes it: a tensor for a tile, other values unchanged."""
     if name in ("dst", "reduce_res") and value is not None:
         return value.tensor
-    return _flags(value) if name == "predicate" else nki_tensor(value)
+    return _view_flags(value) if name == "predicate" else read_operand(value)
 
 
-def _flags(predicate: Tile) -> NkiTensor:
+def _view_flags(predicate: Tile) -> NkiTensor:
     """Return a predicate as NKI 0.6 takes it: the bytes of a boolean tile as uint8."""
     tensor = predicate.operand
     return tensor.view("uint8") if tensor.dtype == "bool_" else tensor
 
 
-def _partitions(tile: str, *free: int) -> Callable[[Values], tuple[int, ...]]:
+def _build_shape_function(tile: str, *free: int) -> Callable[[Values], tuple[int, ...]]:
     """Return a shape function: the partitions of the parameter `tile`, then the sizes `free`."""
     return lambda values: (values[tile].shape[0], *free)
 
 
-def _gathered(values: Values) -> tuple[int, ...]:
+def _compute_gathered_shape(values: Values) -> tuple[int, ...]:
     """Return local_gather's shape: (partitions, indices), and the elements per index as a third dim if above 1."""
     partitions, index, per_index = values["src_buffer"].shape[0], values["index"], values["num_elem_per_idx"]
     count = values["num_valid_indices"]
@@ -134,7 +134,7 @@ def _gathered(values: Values) -> tuple[int, ...]:
     return (partitions, count) if per_index == 1 else (partitions, count, per_index)
 
 
-def _bounds_of_segments(values: Values) -> tuple[int, ...]:
+def _compute_bounds_shape(values: Values) -> tuple[int, ...]:
     """Return the shape of sequence_bounds' result: (partitions, 2, segment ids per partition)."""
     segments = values["segment_ids"]
     return (segments.shape[0], 2, segments.size // segments.shape[0])
@@ -142,75 +142,81 @@ def _bounds_of_segments(values: Values) -> tuple[int, ...]:
 
 _ROWS = {
     "activation": Row(
-        "op data * bias scale reduce_op reduce_res reduce_cmd", _streamed("data", "bias scale reduce_res")
+        "op data * bias scale reduce_op reduce_res reduce_cmd",
+        _issue_streamed("data", "bias scale reduce_res"),
     ),
     "activation_reduce": Row(
         "op data * reduce_op reduce_res bias scale",
-        _streamed("data", "bias scale reduce_res"),
+        _issue_streamed("data", "bias scale reduce_res"),
         {"reduce_op": None, "reduce_res": None},
     ),
-    "tensor_tensor": Row("data1 data2 op * engine", _streamed("data1 data2")),
+    "tensor_tensor": Row("data1 data2 op * engine", _issue_streamed("data1 data2")),
     "tensor_scalar": Row(
-        "data op0 operand0 reverse0 op1 operand1 reverse1 * engine", _streamed("data", "operand0 operand1")
+        "data op0 operand0 reverse0 op1 operand1 reverse1 * engine",
+        _issue_streamed("data", "operand0 operand1"),
     ),
     "scalar_tensor_tensor": Row(
-        "* data op0 operand0 op1 operand1 reverse0 reverse1", _streamed("data operand1", "operand0")
+        "* data op0 operand0 op1 operand1 reverse0 reverse1", _issue_streamed("data operand1", "operand0")
     ),
     "tensor_scalar_reduce": Row(
         "* data op0 operand0 reduce_op reduce_res reverse0",
-        _streamed("data", "operand0 reduce_res"),
+        _issue_streamed("data", "operand0 reduce_res"),
         {"reduce_res": _REQUIRED},
     ),
     "tensor_reduce": Row(
         "op data axis * negate keepdims",
         lambda _, values, mask, dtype: reduce(**values, mask=mask, dtype=dtype),
     ),
-    "tensor_copy": Row("src * engine", _streamed("src")),
-    "reciprocal": Row("data *", _streamed("data")),
-    "dropout": Row("data prob *", _streamed("data", "prob")),
+    "tensor_copy": Row("src * engine", _issue_streamed("src")),
+    "reciprocal": Row("data *", _issue_streamed("data")),
+    "dropout": Row("data prob *", _issue_streamed("data", "prob")),
     "tensor_tensor_scan": Row(
-        "data0 data1 initial op0 op1 reverse0 reverse1 *", _streamed("data0 data1", "initial")
+        "data0 data1 initial op0 op1 reverse0 reverse1 *", _issue_streamed("data0 data1", "initial")
     ),
     # Beta 1's reduce_cmd was idle by default, whatever its tests expect; as in 0.6 it is reset_reduce here, which
     # differs only in what reduce_res gets.
     "range_select": Row(
         "* on_true_tile comp_op0 comp_op1 bound0 bound1 reduce_cmd reduce_res reduce_op range_start on_false_value",
-        _streamed("on_true_tile", "bound0 bound1 reduce_res"),
+        _issue_streamed("on_true_tile", "bound0 bound1 reduce_res"),
     ),
     "tensor_partition_reduce": Row(
         "op data *", _issue_whole("data", lambda values: (1, *values["data"].shape[1:]))
     ),
-    "bn_stats": Row("data *", _issue_whole("data", _partitions("data", _STATISTICS))),
-    "bn_aggr": Row("data *", _issue_whole("data", _partitions("data", _MEAN_AND_VARIANCE))),
-    "max8": Row("* src", _issue_whole("src", _partitions("src", _SLOTS))),
-    "nc_find_index8": Row("* data vals", _issue_whole("data vals", _partitions("data", _SLOTS), "uint32")),
+    "bn_stats": Row("data *", _issue_whole("data", _build_shape_function("data", _STATISTICS))),
+    "bn_aggr": Row("data *", _issue_whole("data", _build_shape_function("data", _MEAN_AND_VARIANCE))),
+    "max8": Row("* src", _issue_whole("src", _build_shape_function("src", _SLOTS))),
+    "nc_find_index8": Row(
+        "* data vals", _issue_whole("data vals", _build_shape_function("data", _SLOTS), "uint32")
+    ),
     "nc_match_replace8": Row(
         "* data vals imm dst_idx", _issue_whole("data vals dst_idx", lambda values: values["data"].shape)
     ),
     "local_gather": Row(
         "src_buffer index num_elem_per_idx num_valid_indices *",
-        _issue_whole("src_buffer index", _gathered),
+        _issue_whole("src_buffer index", _compute_gathered_shape),
         common="mask name",
     ),
     "sequence_bounds": Row(
-        "* segment_ids", _issue_whole("segment_ids", _bounds_of_segments), common="dtype name"
+        "* segment_ids", _issue_whole("segment_ids", _compute_bounds_shape), common="dtype name"
     ),
-    "nc_stream_shuffle": Row("src dst shuffle_mask *", _into_dst(returns_dst=False), common="mask name"),
+    "nc_stream_shuffle": Row(
+        "src dst shuffle_mask *", _issue_into_dst(returns_dst=False), common="mask name"
+    ),
     "tensor_scalar_cumulative": Row(
-        "* src dst op0 op1 imm0 imm1 reduce_cmd", _cumulative, common="mask name"
+        "* src dst op0 op1 imm0 imm1 reduce_cmd", _issue_cumulative, common="mask name"
     ),
     "tensor_copy_predicated": Row(
-        "* src dst predicate reverse_pred", _into_dst(returns_dst=True), common="mask name"
+        "* src dst predicate reverse_pred", _issue_into_dst(returns_dst=True), common="mask name"
     ),
     "select_reduce": Row(
         "* dst predicate on_true on_false reduce_res reduce_cmd reduce_op reverse_pred",
-        _into_dst(returns_dst=True),
+        _issue_into_dst(returns_dst=True),
         common="mask name",
     ),
 }
 
 
-def _function(name: str, row: Row) -> Callable[..., Any]:
+def _build_function(name: str, row: Row) -> Callable[..., Any]:
     """Return the function of a row under its name; a call that does not fit its signature raises CallError."""
     planner = INSTRUCTIONS[row.planner or name]
     planned = inspect.signature(planner).parameters
@@ -232,7 +238,7 @@ def _function(name: str, row: Row) -> Callable[..., Any]:
         if twice or len(args) > len(positional) or any(values[p] is _REQUIRED for p in required):
             _refuse(name, signature, args, kwargs)
         for p in operators:
-            values[p] = operator(values[p])
+            values[p] = translate_operator(values[p])
         mask, dtype = values.pop("mask", None), values.pop("dtype", None)
         return row.run(planner.__name__, values, mask, dtype)
 
@@ -264,10 +270,10 @@ def _refuse(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwar
     raise AssertionError("a call that fits its signature was refused")
 
 
-DERIVED: dict[str, Callable[..., Any]] = {name: _function(name, row) for name, row in _ROWS.items()}
+DERIVED: dict[str, Callable[..., Any]] = {name: _build_function(name, row) for name, row in _ROWS.items()}
 """Every derived function by its name."""
 
-gather_flattened = _function(
+gather_flattened = _build_function(
     "gather_flattened",
     Row(
         "data indices *",

@@ -12,8 +12,8 @@ from nkw.errors import RuleViolation, rule
 from simulate.beta1.indices import broadcast
 from simulate.beta1.masks import Box
 from simulate.beta1.program import current, issue
-from simulate.beta1.region import Region, pieces
-from simulate.beta1.tile import Tile, defer, defer_masked, nki_tensor
+from simulate.beta1.region import Region, cut_pieces
+from simulate.beta1.tile import Tile, defer, defer_masked, read_operand
 from simulate.memory import MemoryRegion
 
 _QUADRANT = 32
@@ -57,11 +57,11 @@ def elementwise(
 
     def run(region: Region, box: Box) -> None:
         streams = [tile.region.repeated(shape).cut(box) for tile in tiles.values()]
-        rows = {name: _rows(value, box) for name, value in columns.items()}
+        rows = {name: _cut_rows(value, box) for name, value in columns.items()}
         dims_max = program.core.hardware.dims_max
         if len(region.shape) > dims_max:
             one_pass(instruction, rows)
-        for dst, *sources in pieces((region, *streams), dims_max):
+        for dst, *sources in cut_pieces((region, *streams), dims_max):
             operands = {name: program.readable(source) for name, source in zip(tiles, sources)}
             issue(instruction, dst=dst.view(), **operands, **rows, **attributes)
 
@@ -73,7 +73,7 @@ def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
 
 
-def issued_once(
+def issue_once(
     instruction: str,
     tiles: Mapping[str, Any],
     attributes: Mapping[str, Any],
@@ -96,14 +96,14 @@ def issued_once(
             is_tile(name, tile)
 
     def emit(dst: Region) -> None:
-        operands = {name: nki_tensor(tile) for name, tile in tiles.items()}
+        operands = {name: read_operand(tile) for name, tile in tiles.items()}
         issue(instruction, dst=dst.view(), **operands, **attributes)
 
     first = next(iter(tiles.values()))
     return defer(shape(), first.dtype if natural is None else natural, emit, dtype_given=dtype)
 
 
-def _rows(value: Any, box: Box) -> Any:
+def _cut_rows(value: Any, box: Box) -> Any:
     """Return the part of a (P, 1) tile in the partitions of a box, as an operand; a number unchanged."""
     if not isinstance(value, Tile):
         return value

@@ -53,7 +53,7 @@ class Index(NKIObject):
 
     def __add__(self, other: Any) -> Index:
         if not isinstance(other, Index):
-            return Index(self.shape, self.steps, self.offset + _integer(other))
+            return Index(self.shape, self.steps, self.offset + _convert_integer(other))
         rank = max(len(self.shape), len(other.shape))
         return Index(
             broadcast(self.shape, other.shape),
@@ -67,18 +67,18 @@ class Index(NKIObject):
         return self * -1
 
     def __sub__(self, other: Any) -> Index:
-        return self + (-other if isinstance(other, Index) else -_integer(other))
+        return self + (-other if isinstance(other, Index) else -_convert_integer(other))
 
     def __rsub__(self, other: Any) -> Index:
         return -self + other
 
     def __mul__(self, factor: Any) -> Index:
-        times = _integer(factor)
+        times = _convert_integer(factor)
         return Index(self.shape, tuple(step * times for step in self.steps), self.offset * times)
 
     __rmul__ = __mul__
 
-    def _not_affine(self, *_: Any) -> NoReturn:
+    def _refuse_operation(self, *_: Any) -> NoReturn:
         """Raise RuleViolation: the operation would not give an affine index."""
         raise RuleViolation(
             affine_only,
@@ -87,7 +87,7 @@ class Index(NKIObject):
         )
 
     for _name in ("floordiv rfloordiv truediv mod rmod pow and or lshift rshift int bool index iter").split():
-        locals()[f"__{_name}__"] = _not_affine
+        locals()[f"__{_name}__"] = _refuse_operation
     del _name
 
     __lt__, __le__ = _compare("less"), _compare("less_equal")
@@ -114,7 +114,7 @@ def arange(*bounds: int) -> Index:
     Raises RuleViolation for an empty range.
     """
     start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}.get(len(bounds), (0, 0, 1))
-    return _axis(slice(start, stop, step), "nl.arange", 1, 0)
+    return _build_axis(slice(start, stop, step), "nl.arange", 1, 0)
 
 
 class Grid(tuple[Index, ...]):
@@ -132,7 +132,7 @@ class _MeshGrid:
 
     def __getitem__(self, key: Any) -> Grid:
         keys = key if isinstance(key, tuple) else (key,)
-        axes = [_axis(element, "nl.mgrid", len(keys), axis) for axis, element in enumerate(keys)]
+        axes = [_build_axis(element, "nl.mgrid", len(keys), axis) for axis, element in enumerate(keys)]
         shape = tuple(index.shape[axis] for axis, index in enumerate(axes))
         return Grid(Index(shape, index.steps, index.offset) for index in axes)
 
@@ -140,7 +140,7 @@ class _MeshGrid:
 mgrid = _MeshGrid()
 
 
-def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
+def _build_axis(element: Any, where: str, rank: int, axis: int) -> Index:
     """Return the index that counts along one axis as a slice says.
 
     Args:
@@ -154,7 +154,11 @@ def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
     """
     well_formed = isinstance(element, slice) and element.stop is not None
     start, stop, step = (
-        (_integer(element.start or 0), _integer(element.stop), _integer(element.step or 1))
+        (
+            _convert_integer(element.start or 0),
+            _convert_integer(element.stop),
+            _convert_integer(element.step or 1),
+        )
         if well_formed
         else (0, 0, 1)
     )
@@ -170,7 +174,7 @@ def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
     )
 
 
-def _integer(value: Any) -> int:
+def _convert_integer(value: Any) -> int:
     """Return a value as an integer. Raises RuleViolation if it is none."""
     try:
         return operator.index(value)

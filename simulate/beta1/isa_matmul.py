@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from nkw.errors import Unsupported
-from simulate.beta1.arithmetic import in_sbuf
+from simulate.beta1.arithmetic import bring_to_sbuf
 from simulate.beta1.elementwise import is_tile
-from simulate.beta1.masks import normalised
+from simulate.beta1.masks import normalise_mask
 from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import transpose
 from simulate.beta1.region import Region
@@ -49,11 +49,11 @@ def nc_matmul(
     """
     is_tile("stationary", stationary)
     is_tile("moving", moving)
-    skip = _skipped("nc_matmul", mask)
+    skip = _is_skipped("nc_matmul", mask)
     mode = _PERF_MODES.get(perf_mode, perf_mode) or MatmulPerfMode.none
     double = mode in (MatmulPerfMode.double_row, "double_row")
     first = 2 if double else 1
-    stationary_tile, moved = in_sbuf(stationary), in_sbuf(moving)
+    stationary_tile, moved = bring_to_sbuf(stationary), bring_to_sbuf(moving)
     shape = (views.count(stationary.shape[first:]), views.count(moving.shape[first:]))
     exact = current().core.hardware.matmul_transpose_mode
 
@@ -103,7 +103,7 @@ def nc_transpose(
     """
     is_tile("data", data)
     shape = (views.count(data.shape[1:]), data.shape[0])
-    if _skipped("nc_transpose", mask):
+    if _is_skipped("nc_transpose", mask):
         return defer(shape, data.dtype, lambda dst: None, MemoryRegion.psum, dtype_given=dtype, mask=mask)
     if engine is not Engine.vector:
         return transpose(data, dtype, name)
@@ -114,12 +114,12 @@ def nc_transpose(
     return defer(shape, data.dtype, emit, dtype_given=data.dtype)
 
 
-def _skipped(instruction: str, mask: Any) -> bool:
+def _is_skipped(instruction: str, mask: Any) -> bool:
     """Return whether a mask of loop variables only, such as `mask=i * 128 < n`, excludes the instruction.
 
     Raises Unsupported if the mask depends on positions in the operands.
     """
-    selected = normalised(mask)
+    selected = normalise_mask(mask)
     if selected is None:
         return False
     if any(any(condition.steps) for condition in selected.conditions):

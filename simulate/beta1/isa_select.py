@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from nkw.errors import RuleViolation, rule
-from simulate.beta1.arithmetic import in_sbuf
+from simulate.beta1.arithmetic import bring_to_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.indices import Index
 from simulate.beta1.masks import Box, Mask
-from simulate.beta1.program import affine, current, issue, select
+from simulate.beta1.program import current, encode_affine, issue, select
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer_masked
 from simulate.isa.enums import Engine
@@ -41,7 +41,7 @@ def iota(expr: Index, dtype: Any, *, mask: Any = None, name: str | None = None, 
     is_index(expr)
 
     def emit(region: Region, box: Box) -> None:
-        issue("iota", dst=region.view(), name=name, **affine(expr.steps, expr.offset, box))
+        issue("iota", dst=region.view(), name=name, **encode_affine(expr.steps, expr.offset, box))
 
     return defer_masked(expr.shape, dtype, emit, mask, dtype_given=dtype)
 
@@ -63,7 +63,7 @@ def affine_select(
     """
     is_comparison(pred)
     is_tile("on_true_tile", on_true_tile)
-    kept = in_sbuf(on_true_tile)
+    kept = bring_to_sbuf(on_true_tile)
 
     def emit(region: Region, box: Box) -> None:
         source = current().readable(kept.region.cut(box))

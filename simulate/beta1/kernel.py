@@ -13,10 +13,10 @@ from typing import Any
 
 from nkw.errors import InvalidArgument, RuleViolation, rule
 from simulate.beta1.overloads import OperatorTile
-from simulate.beta1.program import Program, entered, running
+from simulate.beta1.program import Program, enter_program, running
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile
-from simulate.kernel import for_all_ranks
+from simulate.kernel import copy_for_ranks
 from simulate.memory import NkiTensor
 from simulate.run import current_core
 from simulate.run.arguments import map_leaves
@@ -64,7 +64,7 @@ class Kernel:
 
     def launched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
         """Launch the kernel and return the record of the launch, with outputs and streams; NKW_RANKS sets the ranks."""
-        return launch(self.func, for_all_ranks(args, kwargs))
+        return launch(self.func, copy_for_ranks(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<nki kernel {getattr(self.function, '__qualname__', self.function)}>"
@@ -114,19 +114,19 @@ class _Body:
         results = []
         for ids in itertools.product(*(range(size) for size in self._grid)):
             program = Program(core, ids, self._grid, shared, OperatorTile)
-            with entered(program):
-                result = self._func(*map_leaves(_wrapped, args), **map_leaves(_wrapped, kwargs))
+            with enter_program(program):
+                result = self._func(*map_leaves(_wrap_tensor, args), **map_leaves(_wrap_tensor, kwargs))
                 program.settle()
-                results.append(map_leaves(_unwrapped, result))
+                results.append(map_leaves(_unwrap_tile, result))
         return results[0]
 
 
-def _wrapped(value: Any) -> Any:
+def _wrap_tensor(value: Any) -> Any:
     """Return a tile over an HBM tensor, and any other argument unchanged."""
     return OperatorTile.from_region(Region.from_tensor(value)) if isinstance(value, NkiTensor) else value
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap_tile(value: Any) -> Any:
     """Return the tensor of a returned tile, and any other object unchanged.
 
     Raises RuleViolation for a BlockTensor, which is on chip.

@@ -41,7 +41,7 @@ from simulate.beta1.movement import (
 from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current
 from simulate.beta1.region import Region
-from simulate.beta1.tile import BlockTensor, Tile, make
+from simulate.beta1.tile import BlockTensor, Tile, allocate_blocks
 from simulate.memory import MemoryRegion
 from simulate.nki.language import ds, tile_size
 from simulate.nki.language import rand as uniform
@@ -87,7 +87,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
     axis = marked[0] if marked and on_chip else 0
     program = current()
     program.settle()
-    return make(numbers, axis, lambda tile: program.fresh(tile, dtype, memory, name))
+    return allocate_blocks(numbers, axis, lambda tile: program.fresh(tile, dtype, memory, name))
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
@@ -98,7 +98,7 @@ def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: An
     """
     tensor = ndarray(shape, dtype, buffer=buffer, name=name)
     if tensor.buffer is not MemoryRegion.psum:
-        return _filled(tensor, 0)
+        return _fill_tensor(tensor, 0)
     for tile in tensor.tiles if isinstance(tensor, BlockTensor) else [tensor]:
         current().start_at_zero(tile.tensor)
     return tensor
@@ -113,10 +113,10 @@ def full(
     shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any
 ) -> Tile | BlockTensor:
     """Allocate a tensor filled with one value by memset; see `ndarray`."""
-    return _filled(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
+    return _fill_tensor(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
 
 
-def _filled(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
+def _fill_tensor(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
     """Assign a number to all elements of a tensor, and return the tensor."""
     tensor[...] = value
     return tensor
@@ -124,15 +124,15 @@ def _filled(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
 
 def zeros_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
     """Allocate a tensor of zeros with the shape of another, and its dtype and memory unless they are given."""
-    return zeros(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
+    return zeros(_get_shape(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 
 def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
     """Allocate an uninitialised tensor with the shape of another, and its dtype and memory unless given."""
-    return ndarray(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
+    return ndarray(_get_shape(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 
-def _shape_of(a: Any) -> tuple[int, ...]:
+def _get_shape(a: Any) -> tuple[int, ...]:
     """Return the shape of a tensor as `ndarray` takes it, with par_dim after block dims."""
     if not isinstance(a, BlockTensor):
         return a.shape
@@ -204,27 +204,27 @@ def finfo(dtype: Any) -> FloatLimits:
 fp32 = finfo("float32")
 
 
-def _binary(name: str) -> Callable[..., Tile]:
+def _build_binary(name: str) -> Callable[..., Tile]:
     """Return the function of `nki.language` for a binary operator by name."""
 
     def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-        return arithmetic.binary(name, x, y, dtype, mask)
+        return arithmetic.apply_binary(name, x, y, dtype, mask)
 
     return name_operator(
         function, name, f"x {name} y, element by element with broadcasting; also an operator argument."
     )
 
 
-def _unary(name: str) -> Callable[..., Tile]:
+def _build_unary(name: str) -> Callable[..., Tile]:
     """Return the function of `nki.language` for a unary function by name."""
 
     def function(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-        return arithmetic.unary(name, x, dtype, mask)
+        return arithmetic.apply_unary(name, x, dtype, mask)
 
     return name_operator(function, name, f"{name}(x), element by element; also an operator argument.")
 
 
-def _reduction(name: str, operator: str) -> Callable[..., Tile]:
+def _build_reduction(name: str, operator: str) -> Callable[..., Tile]:
     """Return the function of `nki.language` that reduces free dims.
 
     Args:
@@ -249,22 +249,22 @@ def mean(
 
 def negative(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """Return -x."""
-    return arithmetic.binary("multiply", x, -1.0, dtype, mask)
+    return arithmetic.apply_binary("multiply", x, -1.0, dtype, mask)
 
 
 def logical_not(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
     """Return 1 where x is 0, else 0."""
-    return arithmetic.binary("equal", x, 0, dtype, mask)
+    return arithmetic.apply_binary("equal", x, 0, dtype, mask)
 
 
-globals().update({name: _binary(name) for name in BINARY})
-globals().update({name: _unary(name) for name in (*UNARY, "invert") if name != "copy"})
+globals().update({name: _build_binary(name) for name in BINARY})
+globals().update({name: _build_unary(name) for name in (*UNARY, "invert") if name != "copy"})
 copy.nki_operator = "copy"  # type: ignore[attr-defined]
-sum = _reduction("sum", "add")
-prod = _reduction("product", "multiply")
-max = _reduction("maximum", "maximum")
-min = _reduction("minimum", "minimum")
-all = _reduction("logical and", "logical_and")
+sum = _build_reduction("sum", "add")
+prod = _build_reduction("product", "multiply")
+max = _build_reduction("maximum", "maximum")
+min = _build_reduction("minimum", "minimum")
+all = _build_reduction("logical and", "logical_and")
 
 
 def __getattr__(name: str) -> Any:

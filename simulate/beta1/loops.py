@@ -58,7 +58,7 @@ def spmd_dim(*sizes: int) -> int:
 
 def program_id(axis: int) -> int:
     """Return the position of the running program on an axis of the grid. Raises InvalidArgument for an unknown axis."""
-    return _on_axis(current().ids, axis, "program_id")
+    return _select_axis(current().ids, axis, "program_id")
 
 
 def num_programs(axes: Any = 0) -> Any:
@@ -68,8 +68,8 @@ def num_programs(axes: Any = 0) -> Any:
     """
     sizes = current().sizes
     if isinstance(axes, (tuple, list)):
-        return tuple(_on_axis(sizes, axis, "num_programs") for axis in axes)
-    return _on_axis(sizes, axes, "num_programs")
+        return tuple(_select_axis(sizes, axis, "num_programs") for axis in axes)
+    return _select_axis(sizes, axes, "num_programs")
 
 
 def program_ndim() -> int:
@@ -77,7 +77,7 @@ def program_ndim() -> int:
     return len(current().sizes)
 
 
-def _on_axis(values: tuple[int, ...], axis: Any, name: str) -> int:
+def _select_axis(values: tuple[int, ...], axis: Any, name: str) -> int:
     """Return the element of `values` for an axis; without a grid, id 0 or size 1 for axis 0.
 
     Args:

@@ -60,7 +60,7 @@ class Mask(NKIObject):
 
     def __and__(self, other: Any) -> Mask:
         if isinstance(other, (Mask, bool, np.bool_)):
-            return Mask(self.conditions + _mask(other).conditions)
+            return Mask(self.conditions + _convert_mask(other).conditions)
         return self._refuse()
 
     __rand__ = __and__
@@ -102,24 +102,25 @@ class Mask(NKIObject):
         for condition in self.conditions:
             truth &= condition.within(tuple(box))
         return [
-            tuple((a + start, b + start) for (a, b), (start, _) in zip(inner, box)) for inner in _cover(truth)
+            tuple((a + start, b + start) for (a, b), (start, _) in zip(inner, box))
+            for inner in _yield_rectangles(truth)
         ]
 
 
-def normalised(mask: Any) -> Mask | None:
+def normalise_mask(mask: Any) -> Mask | None:
     """Return the `mask=` of a call as a Mask; None, which selects everything, for None and True.
 
     False becomes a Mask that selects nothing. Raises RuleViolation for anything but a mask, a bool or None.
     """
-    return None if mask is None or mask is True else _mask(mask)
+    return None if mask is None or mask is True else _convert_mask(mask)
 
 
-def bounding(boxes: list[Box]) -> Box:
+def find_bounding_box(boxes: list[Box]) -> Box:
     """Return the smallest box that contains all boxes; the list must not be empty."""
     return tuple((min(start for start, _ in axis), max(end for _, end in axis)) for axis in zip(*boxes))
 
 
-def _mask(value: Any) -> Mask:
+def _convert_mask(value: Any) -> Mask:
     """Return a mask unchanged, and a bool as the mask that selects everything or nothing.
 
     Raises RuleViolation for another value.
@@ -133,7 +134,7 @@ def _mask(value: Any) -> Mask:
     )
 
 
-def _cover(truth: np.ndarray) -> Iterator[Box]:
+def _yield_rectangles(truth: np.ndarray) -> Iterator[Box]:
     """Yield disjoint rectangles that together are the True elements of an array."""
     if truth.all():
         yield tuple((0, size) for size in truth.shape)
@@ -146,7 +147,7 @@ def _cover(truth: np.ndarray) -> Iterator[Box]:
     for end in range(1, truth.shape[0] + 1):
         if end == truth.shape[0] or not np.array_equal(truth[end], truth[start]):
             if truth[start].any():
-                yield from (((start, end), *inner) for inner in _cover(truth[start]))
+                yield from (((start, end), *inner) for inner in _yield_rectangles(truth[start]))
             start = end
 
 
@@ -175,5 +176,5 @@ def fits_access(condition: Condition, shape: tuple[int, ...]) -> None:
 @rule("NKW-BETA1-NO-MASK")
 def no_mask(instruction: str, mask: Any) -> None:
     """This instruction takes no mask here; slice its operands."""
-    if normalised(mask) is not None:
+    if normalise_mask(mask) is not None:
         raise RuleViolation(no_mask, f"{instruction} with mask=")

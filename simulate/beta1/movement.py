@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import InvalidArgument, RuleViolation, rule
-from simulate.beta1.arithmetic import binary, in_sbuf, unary
+from simulate.beta1.arithmetic import apply_binary, apply_unary, bring_to_sbuf
 from simulate.beta1.elementwise import copy
 from simulate.beta1.isa_matmul import nc_matmul
 from simulate.beta1.isa_select import memset
 from simulate.beta1.loops import LoopVariable
-from simulate.beta1.masks import Box, Mask, no_mask, normalised
-from simulate.beta1.operators import alu
+from simulate.beta1.masks import Box, Mask, no_mask, normalise_mask
+from simulate.beta1.operators import find_alu_operator
 from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import reduce, transpose
 from simulate.beta1.region import Region
@@ -33,7 +33,7 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     assignment. Raises RuleViolation if src is not in HBM.
     """
     lies_in_hbm("src", src)
-    selected = normalised(mask)
+    selected = normalise_mask(mask)
     shape = src.shape if src.ndim > 1 else (*src.shape, 1)
     source = src.region if src.ndim > 1 else Region.from_tensor(src.tensor.expand_dim(1))
 
@@ -54,10 +54,10 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
     """
     program = current()
     lies_in_hbm("dst", dst)
-    selected = normalised(mask)
+    selected = normalise_mask(mask)
     if not isinstance(value, Tile):
         value = memset(dst.shape if dst.ndim > 1 else (*dst.shape, 1), value, dst.dtype)
-    value = in_sbuf(value)
+    value = bring_to_sbuf(value)
     program.settle()
     source = value.region
     target = dst.region if dst.ndim == len(source.shape) else dst.region.reshaped(source.shape)
@@ -88,7 +88,7 @@ def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any
     More than 128 rows are taken 128 at a time, into a fresh tile.
     """
     program, at_once = current(), current().core.hardware.partitions
-    if src.ndim != 2 or src.shape[0] <= at_once or normalised(mask) is not None:
+    if src.ndim != 2 or src.shape[0] <= at_once or normalise_mask(mask) is not None:
         loaded = load(src, mask=mask, dtype=dtype)
         return copy(transpose(loaded))
     program.settle()
@@ -155,15 +155,15 @@ def dma_copy(
     refused.
     """
     current().settle()
-    selected = normalised(mask)
-    if dst_rmw_op is not None and alu(dst_rmw_op).name != "bypass":
+    selected = normalise_mask(mask)
+    if dst_rmw_op is not None and find_alu_operator(dst_rmw_op).name != "bypass":
         no_mask("dma_copy with dst_rmw_op", mask)
         target = dst.tensor
         issue(
             "dma_compute",
             dst=target,
             srcs=[target, src.operand],
-            reduce_op=alu(dst_rmw_op),
+            reduce_op=find_alu_operator(dst_rmw_op),
             oob_mode=oob_mode,
             unique_indices=unique_indices,
             name=name,
@@ -182,7 +182,7 @@ def loop_reduce(
     """
     reduces_loops(loop_indices)
     first = all(index.first for index in loop_indices)
-    reduction = alu(op)
+    reduction = find_alu_operator(op)
 
     def run(region: Region, box: Box) -> None:
         source = current().readable(x.region.cut(box))
@@ -199,8 +199,8 @@ def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_
 
     Operands in PSUM are copied to SBUF before.
     """
-    stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
-    return nc_matmul(stationary, in_sbuf(y), mask=mask)
+    stationary = bring_to_sbuf(x) if transpose_x else bring_to_sbuf(transpose(x))
+    return nc_matmul(stationary, bring_to_sbuf(y), mask=mask)
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
@@ -227,9 +227,9 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
 
 def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
     """Return the RMS norm x / sqrt(sum(x * x over axis) / n + epsilon) * w; without `dtype` in the dtype of x."""
-    total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
-    inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
-    return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)
+    total = reduce(np.add, apply_binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
+    inverse = apply_unary("rsqrt", apply_binary("add", apply_binary("multiply", total, 1.0 / n), epsilon))
+    return apply_binary("multiply", apply_binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)
 
 
 @rule("NKW-BETA1-HBM")

@@ -22,30 +22,30 @@ from simulate.numerics import (
 from simulate.numerics.quiet import quiet
 
 
-def _dropped(name: str, function: Callable[..., Any]) -> AluOperator:
+def _create_operator(name: str, function: Callable[..., Any]) -> AluOperator:
     """Return a binary operator of the Vector engine that NKI 0.6 no longer has, computed by a NumPy function."""
     engines = frozenset({"vector"})
     return AluOperator(name, quiet(function), OperatorFamily.arithmetic, 2, False, None, None, engines)
 
 
-def _rounding(name: str, function: Callable[..., Any]) -> ActivationFunction:
+def _create_rounding(name: str, function: Callable[..., Any]) -> ActivationFunction:
     """Return a function of the Scalar engine that only Beta 1 has, computed by a NumPy function."""
     return ActivationFunction(name, function, None, name, "only in Beta 1")
 
 
 BINARY = {
     **{name: row for name, row in ALU_OPERATORS.items() if row.arity == 2 and name != "average"},
-    "divide": _dropped("divide", np.divide),
-    "mod": _dropped("mod", np.mod),
-    "fmod": _dropped("fmod", np.fmod),
+    "divide": _create_operator("divide", np.divide),
+    "mod": _create_operator("mod", np.mod),
+    "fmod": _create_operator("fmod", np.fmod),
 }
 """Operators of two operands by name."""
 
 UNARY = {
     **{name: row for name, row in ACTIVATION_FUNCTIONS.items() if name != "prelu"},
-    "floor": _rounding("floor", np.floor),
-    "ceil": _rounding("ceil", np.ceil),
-    "trunc": _rounding("trunc", np.trunc),
+    "floor": _create_rounding("floor", np.floor),
+    "ceil": _create_rounding("ceil", np.ceil),
+    "trunc": _create_rounding("trunc", np.trunc),
 }
 """Functions of the Scalar engine by name."""
 
@@ -60,7 +60,7 @@ _NUMPY = {
 }
 
 
-def operator(op: Any) -> Any:
+def translate_operator(op: Any) -> Any:
     """Return the operator that an argument such as nl.add or np.add stands for, as the instruction book takes it.
 
     Values that need no translation, None among them, are returned unchanged and are not checked.
@@ -74,6 +74,6 @@ def operator(op: Any) -> Any:
         return op
 
 
-def alu(op: Any) -> AluOperator:
+def find_alu_operator(op: Any) -> AluOperator:
     """Return the ALU operator that an argument such as np.add stands for. Raises InvalidArgument for others."""
-    return alu_operator(operator(op))
+    return alu_operator(translate_operator(op))

@@ -7,7 +7,7 @@ from typing import Any
 
 from nkw.errors import RuleViolation, rule
 from simulate.beta1 import elementwise
-from simulate.beta1.arithmetic import binary, unary, update
+from simulate.beta1.arithmetic import apply_binary, apply_unary, update_in_place
 from simulate.beta1.tile import Tile
 
 
@@ -15,7 +15,7 @@ def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
     """Return the method for a binary operator, or with `swapped` the reflected method."""
 
     def method(self: Any, other: Any) -> Any:
-        return binary(name, other, self) if swapped else binary(name, self, other)
+        return apply_binary(name, other, self) if swapped else apply_binary(name, self, other)
 
     return method
 
@@ -24,7 +24,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     """Return the method for an in-place operator such as +=, which writes to the tile itself."""
 
     def method(self: Any, other: Any) -> Any:
-        return update(name, self, other)
+        return update_in_place(name, self, other)
 
     return method
 
@@ -50,7 +50,7 @@ class OperatorTile(Tile):
         return _binary("multiply")(self, -1.0)
 
     def __invert__(self) -> Any:
-        return unary("invert", self)
+        return apply_unary("invert", self)
 
     def broadcast_to(self, shape: Any, **_: Any) -> Any:
         """Return the tile repeated to `shape`: along free dims as a view, over partitions by a copy."""

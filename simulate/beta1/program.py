@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import InvalidArgument, NkwError, RuleViolation, rule
-from simulate.beta1.masks import Box, Condition, Mask, bounding
+from simulate.beta1.masks import Box, Condition, Mask, find_bounding_box
 from simulate.beta1.region import Region
 from simulate.isa.book import INSTRUCTIONS
 from simulate.lines import location
@@ -130,7 +130,7 @@ class Program:
             if id(view.storage) in self._zeroed and np.all(empty):
                 issue("memset", dst=view, value=0)
             elif id(view.storage) in self._masked and np.any(empty):
-                _as_found(view, np.broadcast_to(empty, view.shape), self.core.dry)
+                _define_unwritten(view, np.broadcast_to(empty, view.shape), self.core.dry)
         return view
 
     def settle(self) -> None:
@@ -182,7 +182,7 @@ class Program:
         boxes = mask.boxes(dst.shape)
         if not boxes:
             return
-        box = bounding(boxes)
+        box = find_bounding_box(boxes)
         region = dst.cut(box)
         if len(boxes) == 1:
             run(region, box)
@@ -222,11 +222,11 @@ def select(
         on_false_value=on_false,
         cmp_op=ALU_OPERATORS[condition.comparison],
         name=name,
-        **affine(steps, condition.offset, box),
+        **encode_affine(steps, condition.offset, box),
     )
 
 
-def affine(steps: tuple[int, ...], offset: int, box: Box) -> dict[str, Any]:
+def encode_affine(steps: tuple[int, ...], offset: int, box: Box) -> dict[str, Any]:
     """Return an affine value over a box as arguments of an instruction: pattern, channel_multiplier and offset.
 
     Args:
@@ -266,7 +266,7 @@ def running() -> Program | None:
 
 
 @contextmanager
-def entered(program: Program) -> Iterator[None]:
+def enter_program(program: Program) -> Iterator[None]:
     """Make `program` the calling thread's program inside a `with` block."""
     before, _thread.program = _thread.program, program
     try:
@@ -310,7 +310,7 @@ def remark(code: str, seen: str) -> None:
         remarks.append((code, line, seen))
 
 
-def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
+def _define_unwritten(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
     """Set unwritten elements of a view to all bits set and mark them as written; a dry launch only marks them.
 
     Memory has old bytes there, which are no result of the kernel.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nkw.errors import RuleViolation, rule
-from simulate.beta1.arithmetic import binary, in_sbuf, unary
+from simulate.beta1.arithmetic import apply_binary, apply_unary, bring_to_sbuf
 from simulate.beta1.elementwise import copy, is_tile
-from simulate.beta1.masks import normalised
+from simulate.beta1.masks import normalise_mask
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
@@ -44,8 +44,8 @@ def reduce(
         RuleViolation: An axis is no free dim, or the mask selects no rectangle.
     """
     is_tile("data", data)
-    axes = _axes(data, axis)
-    selected = normalised(mask)
+    axes = _list_axes(data, axis)
+    selected = normalise_mask(mask)
     kept = tuple(a for a in range(data.ndim) if a not in axes)
     order = kept + axes
     sizes = tuple(1 if a in axes else size for a, size in enumerate(data.shape))
@@ -64,7 +64,7 @@ def reduce(
             return
         source = data.region.cut(box).permuted(order)
         outer = [box[a] if a in kept else (0, 1) for a in range(data.ndim)]
-        target = dst.cut(tuple(outer if keepdims else _padded([box[a] for a in kept])))
+        target = dst.cut(tuple(outer if keepdims else _pad_box([box[a] for a in kept])))
         issue(
             "tensor_reduce",
             dst=target.view(),
@@ -83,30 +83,30 @@ def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool
 
     With a mask, count is the number of selected elements.
     """
-    selected = normalised(mask)
+    selected = normalise_mask(mask)
     boxes = [tuple((0, size) for size in x.shape)] if selected is None else selected.boxes(x.shape)
     rectangular_reduction(len(boxes))
     count = 1
-    for a in _axes(x, axis):
+    for a in _list_axes(x, axis):
         count *= boxes[0][a][1] - boxes[0][a][0] if boxes else 1
     total = reduce(ALU_OPERATORS["add"], x, axis, "float32", mask, keepdims=keepdims)
-    return binary("multiply", total, 1.0 / count, dtype or x.dtype)
+    return apply_binary("multiply", total, 1.0 / count, dtype or x.dtype)
 
 
 def variance(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
     """Return the population variance over the free dims `axis`; reduced dims keep size 1."""
     centre = mean(x, axis, "float32", mask, keepdims=True)
-    distance = binary("subtract", x, centre, "float32", mask)
-    return mean(binary("multiply", distance, distance), axis, dtype or x.dtype, mask, keepdims=True)
+    distance = apply_binary("subtract", x, centre, "float32", mask)
+    return mean(apply_binary("multiply", distance, distance), axis, dtype or x.dtype, mask, keepdims=True)
 
 
 def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
     """Return exp(x - max) / sum over the free dims `axis`, computed in float32; without `dtype` in x's dtype."""
     highest = reduce(ALU_OPERATORS["maximum"], x, axis, "float32", mask, keepdims=True)
-    shifted = binary("subtract", x, highest, "float32", mask)
-    powers = unary("exp", shifted, "float32", mask)
+    shifted = apply_binary("subtract", x, highest, "float32", mask)
+    powers = apply_unary("exp", shifted, "float32", mask)
     total = reduce(ALU_OPERATORS["add"], powers, axis, "float32", mask, keepdims=True)
-    return binary("divide", powers, total, dtype or x.dtype, mask)
+    return apply_binary("divide", powers, total, dtype or x.dtype, mask)
 
 
 def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
@@ -114,7 +114,7 @@ def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
 
     A tile in PSUM is copied to SBUF before.
     """
-    source = in_sbuf(data)
+    source = bring_to_sbuf(data)
     rows = source.size // source.shape[0]
 
     def emit(dst: Region) -> None:
@@ -126,12 +126,12 @@ def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
     return result if dtype is None or dtype == result.dtype else copy(result, dtype=dtype)
 
 
-def _padded(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _pad_box(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return a box with at least two axes: (0, 1) is added to a box of one."""
     return tuple(box) if len(box) > 1 else (*box, (0, 1))
 
 
-def _axes(data: Tile, axis: Any) -> tuple[int, ...]:
+def _list_axes(data: Tile, axis: Any) -> tuple[int, ...]:
     """Return axes as sorted numbers from 0. Raises RuleViolation unless all are free dims, each named once."""
     requested = axis if isinstance(axis, (tuple, list)) else (axis,)
     well_formed = all(isinstance(a, int) and not isinstance(a, bool) for a in requested)

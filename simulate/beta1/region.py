@@ -159,7 +159,7 @@ class Region:
         )
 
 
-def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region, ...]]:
+def cut_pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region, ...]]:
     """Cut regions of one shape into parts of at most `dims_max` dims and yield them, one tuple per part.
 
     The first free axes are taken position by position until the dims suffice.
@@ -168,10 +168,10 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
         yield regions
         return
     for position in range(regions[0].shape[1]):
-        yield from pieces(tuple(region.select(1, position) for region in regions), dims_max)
+        yield from cut_pieces(tuple(region.select(1, position) for region in regions), dims_max)
 
 
-def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
+def select_by_index(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
     """Return the region `tensor[keys]`, with an Index or a tile of row numbers among the keys.
 
     A tile of row numbers, (P, 1) or (1, 1), becomes the region's run-time index.
@@ -212,7 +212,7 @@ def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
     return Region(tensor, shape, strides, offset, tuple(limits), dynamic)
 
 
-def sliced(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
+def select_by_slices(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
     """Return the region `tensor[keys]` if a slice ends beyond its dim, which a mask has to cut.
 
     Returns None if no slice does, and for slices that the caller's ordinary indexing refuses or reduces to one dim.

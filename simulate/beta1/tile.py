@@ -16,9 +16,9 @@ import numpy as np
 
 from nkw.errors import RuleViolation, rule
 from simulate.beta1.indices import Index
-from simulate.beta1.masks import Box, normalised
+from simulate.beta1.masks import Box, normalise_mask
 from simulate.beta1.program import Pending, current, issue, remark, running
-from simulate.beta1.region import Region, indexed, pieces, sliced
+from simulate.beta1.region import Region, cut_pieces, select_by_index, select_by_slices
 from simulate.isa import rules
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, normalise_index
@@ -98,9 +98,9 @@ class Tile(NKIObject):
     # -- indexing --------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Tile:
-        return type(self).from_region(self._region_of_key(key))
+        return type(self).from_region(self._select_region(key))
 
-    def _region_of_key(self, key: Any) -> Region:
+    def _select_region(self, key: Any) -> Region:
         """Return the region `tile[key]`: by slices and integers, by index expressions, or by a tile of row numbers."""
         keys = key if isinstance(key, tuple) else (key,)
         if any(isinstance(element, EllipsisType) for element in keys):
@@ -109,17 +109,17 @@ class Tile(NKIObject):
             keys = fill_ellipsis(keys, self.ndim)
         if any(isinstance(element, (Index, Tile)) for element in keys):
             plain = tuple(element.operand if isinstance(element, Tile) else element for element in keys)
-            return indexed(self.tensor, plain)
-        return sliced(self.tensor, keys) or Region.from_tensor(self.tensor[keys])
+            return select_by_index(self.tensor, plain)
+        return select_by_slices(self.tensor, keys) or Region.from_tensor(self.tensor[keys])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if (
             isinstance(value, Tile)
             and value.pending is None
-            and value.region.covers(self._region_of_key(key))
+            and value.region.covers(self._select_region(key))
         ):
             return  # `t[key] += x` has written in place, and Python assigns the result to t[key]
-        assign(self._region_of_key(key), value)
+        assign(self._select_region(key), value)
 
     # -- views -----------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Tile(NKIObject):
         tensor = self.tensor
         other = tensor.reshape(tuple(shape))
         filled = tensor.buffer.on_chip and tensor.storage.validity.uniform != EMPTY
-        if filled and _extents(other.shape[1:]) > _extents(tensor.shape[1:]) > 0:
+        if filled and _count_wide_dims(other.shape[1:]) > _count_wide_dims(tensor.shape[1:]) > 0:
             remark("NKW-BETA1-RESHAPE", f"{tensor.describe()} is filled, and reshaped to {other.shape}")
         return type(self).from_region(Region.from_tensor(other))
 
@@ -186,11 +186,11 @@ class BlockTensor(NKIObject):
             if all(isinstance(other, slice) and other == slice(None) for other in keys[depth:]):
                 return block
             block_by_number(name)
-            block = block._block(normalise_index(name, self.blocks[depth], depth))
+            block = block._select_block(normalise_index(name, self.blocks[depth], depth))
             depth += 1
         return block[keys[depth:]] if keys[depth:] else block
 
-    def _block(self, number: int) -> Any:
+    def _select_block(self, number: int) -> Any:
         """Return block `number` of the first block dim: a BlockTensor of the remaining block dims, or a tile."""
         per_block = len(self.tiles) // self.blocks[0]
         tiles = self.tiles[number * per_block : (number + 1) * per_block]
@@ -209,18 +209,18 @@ class BlockTensor(NKIObject):
             target[...] = value
 
     def __iter__(self) -> Iterator[Any]:
-        return (self._block(number) for number in range(self.blocks[0]))
+        return (self._select_block(number) for number in range(self.blocks[0]))
 
     def __repr__(self) -> str:
         return f"<{self.blocks} blocks of {self.tiles[0].shape} {self.dtype} in {self.buffer.value}>"
 
 
-def _extents(shape: Sequence[int]) -> int:
+def _count_wide_dims(shape: Sequence[int]) -> int:
     """Return the number of dims with more than one element."""
     return sum(size > 1 for size in shape)
 
 
-def make(
+def allocate_blocks(
     shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], Region]
 ) -> Tile | BlockTensor:
     """Allocate a tile, or a BlockTensor if there are dims before the partition dim.
@@ -253,24 +253,24 @@ def assign(target: Region, value: Any) -> None:
         program.settle()
         on_chip_target(target)
         assignable(value)
-        for (piece,) in pieces((target,), dims_max):
-            _fill(piece, value)
+        for (piece,) in cut_pieces((target,), dims_max):
+            _fill_region(piece, value)
         return
     on_chip_target(target)
     pending = value.pending
-    if pending is not None and pending is program.waiting and _takes(target, pending):
+    if pending is not None and pending is program.waiting and _can_write_target(target, pending):
         fitted = target.reshaped(value.shape)
         if fitted is not None:
             pending.complete(fitted)
             return
-    source = value.region.repeated(target.shape) if _repeats(target, value) else value.region
+    source = value.region.repeated(target.shape) if _needs_repetition(target, value) else value.region
     target_fits(target, source)
     same = target.shape == source.shape
-    for to, piece in pieces((target, source), dims_max) if same else [(target, source)]:
+    for to, piece in cut_pieces((target, source), dims_max) if same else [(target, source)]:
         issue("tensor_copy", dst=to.view(), src=program.readable(piece))
 
 
-def _fill(piece: Region, number: Any) -> None:
+def _fill_region(piece: Region, number: Any) -> None:
     """Fill a region by memset; at a start partition that no engine accepts, by DMA from a scratch tile in SBUF."""
     program, view = current(), piece.view()
     if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
@@ -281,7 +281,7 @@ def _fill(piece: Region, number: Any) -> None:
     issue("dma_copy", dst=view, src=scratch)
 
 
-def _takes(target: Region, pending: Pending) -> bool:
+def _can_write_target(target: Region, pending: Pending) -> bool:
     """Return whether a pending instruction can write directly to a target: memory and, with `dtype=`, dtype fit.
 
     Always True if the instruction needs a target.
@@ -292,7 +292,7 @@ def _takes(target: Region, pending: Pending) -> bool:
     return right_dtype and target.tensor.buffer in pending.memories
 
 
-def _repeats(target: Region, value: Tile) -> bool:
+def _needs_repetition(target: Region, value: Tile) -> bool:
     """Return whether a tile has to be repeated along free dims of size 1 to fill a target with as many partitions."""
     wider = len(target.shape) >= value.ndim and value.shape[0] == target.shape[0]
     pairs = zip(target.shape[::-1], value.shape[::-1])
@@ -400,7 +400,7 @@ def defer_masked(
     Raises:
         RuleViolation: The mask is no mask.
     """
-    selected = normalised(mask)
+    selected = normalise_mask(mask)
 
     def emit(dst: Region) -> None:
         current().divide(selected, dst, run)
@@ -410,9 +410,9 @@ def defer_masked(
     )
 
 
-def nki_tensor(value: Any) -> Any:
+def read_operand(value: Any) -> Any:
     """Return a tile as a tensor that an instruction reads, and any other value unchanged."""
     return value.operand if isinstance(value, Tile) else value
 
 
-__all__ = ["BlockTensor", "Tile", "assign", "defer", "defer_masked", "make", "nki_tensor"]
+__all__ = ["BlockTensor", "Tile", "allocate_blocks", "assign", "defer", "defer_masked", "read_operand"]

@@ -32,7 +32,7 @@ from simulate.bundle.run import LANGUAGE
 from simulate.bundle.sources import Sources, collect_sources, find_module
 from simulate.check import collect_findings, fails_a_check, gathered
 from simulate.hardware import Hardware
-from simulate.kernel_by_name import call_of, callable_named, launch_on
+from simulate.kernel_by_name import build_call, launch_on, load_callable
 from simulate.level import Level
 from simulate.lines import location
 from simulate.numerics.dtypes import DType
@@ -82,8 +82,8 @@ def build_case(
     """
     if read_rank_count() > 1:
         raise make_error("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
-    kernel = unwrap_kernel(callable_named(kernel_name))
-    return make_case(kernel, kernel_name, Call(*call_of(arguments)), name, sources, reference)
+    kernel = unwrap_kernel(load_callable(kernel_name))
+    return make_case(kernel, kernel_name, Call(*build_call(arguments)), name, sources, reference)
 
 
 class Program:

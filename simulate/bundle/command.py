@@ -19,18 +19,18 @@ from simulate.bundle.entries import make_entries, write_entries
 from simulate.bundle.folder import check_free, number_names
 from simulate.bundle.manifest import KERNELS
 from simulate.bundle.reading import make_error
-from simulate.isolated import NO_VERDICT, without_verdict
+from simulate.isolated import NO_VERDICT, print_no_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
-    callable_named,
-    files_read,
-    folder_of,
+    find_import_folder,
     importing_from,
+    list_read_files,
+    load_callable,
     names_a_kernel,
 )
 from simulate.run import target_hardware
 from simulate.run.observers import observing
-from simulate.scripts import bound
+from simulate.scripts import prepare_process
 from simulate.tracebacks import print_user_traceback
 
 _EXAMPLES = "examples"
@@ -39,7 +39,7 @@ _EXAMPLES = "examples"
 
 def bundle_command(options: argparse.Namespace) -> int:
     """Write a bundle and return the exit status. Output of the kernels goes to stderr."""
-    outputs = Outputs(lambda: files_read(options))
+    outputs = Outputs(lambda: list_read_files(options))
     try:
         if (options.ranks or 1) > 1:
             raise make_error("a bundle holds launches of one rank; leave --ranks out")
@@ -54,13 +54,13 @@ def bundle_command(options: argparse.Namespace) -> int:
         folder = Path(options.out)
         check_free(folder)
         with json_document(options.json, outputs, "bundle") as document:
-            if not bound(options):
+            if not prepare_process(options):
                 return 2
             written, left_out = _build_bundle(options, folder)
             show(written.report(left_out))
             document.update(written.document(left_out))
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as wrong:
         error(wrong)
         return 2 if isinstance(wrong, InvalidArgument) else 1
@@ -102,7 +102,7 @@ def _build_bundle(options: argparse.Namespace, folder: Path) -> tuple[Written, l
     left_out: list[str] = []
     with (
         user_output(to_stderr=True),
-        importing_from(folder_of(options.script)),
+        importing_from(find_import_folder(options.script)),
         observing(count),
         working(lambda: f"{len(cases.cases)} kernels, {count.instructions:,} instructions"),
     ):
@@ -112,8 +112,8 @@ def _build_bundle(options: argparse.Namespace, folder: Path) -> tuple[Written, l
             reference_name = options.reference
             reference = None
             if reference_name:
-                with importing_from(folder_of(reference_name)):
-                    reference = callable_named(reference_name)
+                with importing_from(find_import_folder(reference_name)):
+                    reference = load_callable(reference_name)
             cases.add(options.script, options.arguments, options.script.rpartition(":")[2], reference)
     return cases.write(folder, KERNELS, target_hardware().name), left_out
 

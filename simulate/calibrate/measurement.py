@@ -12,7 +12,7 @@ from typing import Any
 from nkw.errors import InvalidArgument
 from simulate.calibrate.numbers import Parameter, list_deciding, list_parameters
 from simulate.hardware import Hardware, hardware
-from simulate.kernel_by_name import call_of, callable_named, folder_of, importing_from
+from simulate.kernel_by_name import build_call, find_import_folder, importing_from, load_callable
 from simulate.run import Launch, Mode
 from simulate.run.launch import unwrap_kernel
 from simulate.timing import Dependences, Reading, Timeline, decided_by, dependences, schedule
@@ -40,8 +40,8 @@ def resolve_call(kernel_name: str, arguments: str) -> tuple[Callable[..., Any], 
         InvalidArgument: If the kernel does not exist, if a text is no argument, or if the kernel does not
             accept the arguments.
     """
-    with importing_from(folder_of(kernel_name)):
-        kernel = unwrap_kernel(callable_named(kernel_name))
+    with importing_from(find_import_folder(kernel_name)):
+        kernel = unwrap_kernel(load_callable(kernel_name))
     try:
         texts = shlex.split(arguments)
     except ValueError as error:
@@ -49,7 +49,7 @@ def resolve_call(kernel_name: str, arguments: str) -> tuple[Callable[..., Any], 
             "NKW-KERNEL-ARGUMENT",
             f"{arguments!r:.60} cannot be split into arguments: {error}; check its quotes",
         ) from None
-    args, keywords = call_of(texts, Mode.dry)
+    args, keywords = build_call(texts, Mode.dry)
     try:
         bound = inspect.signature(kernel).bind(*args, **keywords)
     except TypeError as error:

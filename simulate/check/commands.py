@@ -33,7 +33,7 @@ from simulate.check.findings import convert_error
 from simulate.check.formats import plain_findings
 from simulate.check.lint import findings_in, lint_launched, source_of
 from simulate.isolated import NO_VERDICT
-from simulate.kernel_by_name import files_read, nothing_launched
+from simulate.kernel_by_name import explain_no_launch, list_read_files
 from simulate.level import Level, Rules
 from simulate.run.launch_text import summary
 from simulate.tracebacks import print_user_traceback
@@ -53,7 +53,7 @@ def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace]
     Returns:
         The exit status.
     """
-    outputs = Outputs(lambda: files_read(options))
+    outputs = Outputs(lambda: list_read_files(options))
     try:
         with json_document(options.json, outputs, "check") as contents:
             return _check_script(options, run_script, contents)
@@ -93,7 +93,7 @@ def _check_script(
         error(f"{options.script} failed before its end: {failed}")
         return NO_VERDICT
     if not (seen.launches or seen.errors):
-        error(nothing_launched(options.script))
+        error(explain_no_launch(options.script))
         return 2
     return status
 

@@ -10,7 +10,7 @@ import numpy as np
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor
 from simulate.memory.layout import Layout
-from simulate.run.execute import flat_view
+from simulate.run.execute import view_flat
 from simulate.run.indirect import resolve
 
 _FEW_BYTES = 1 << 12
@@ -138,7 +138,7 @@ def written_footprint(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footpr
     """
     target = resolve_footprint(tile, plan.skip_out_of_range)
     values = np.ascontiguousarray(
-        tile.array if target.elements is None else flat_view(tile).array[target.elements]
+        tile.array if target.elements is None else view_flat(tile).array[target.elements]
     )
     kept = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, target.width) if keep else None
     fields = target.tensor, target.width, target.offset, target.shape, target.strides, target.elements

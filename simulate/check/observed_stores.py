@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.check.tile_values import selected_elements
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.run.execute import flat_view
+from simulate.run.execute import view_flat
 from simulate.run.machine import Issue, NeuronCore
 
 _NONE = -1
@@ -126,4 +126,4 @@ def _bits(tile: NkiTensor) -> np.ndarray:
     if tile.dynamic is None:
         return tile.array.view(unsigned)
     elements, inside = selected_elements(tile)
-    return flat_view(tile).array.view(unsigned)[np.where(inside, elements, 0)]
+    return view_flat(tile).array.view(unsigned)[np.where(inside, elements, 0)]

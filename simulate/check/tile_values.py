@@ -9,7 +9,7 @@ import numpy as np
 from simulate.memory import NkiTensor
 from simulate.memory.validity import WRITTEN
 from simulate.numerics.quiet import quiet
-from simulate.run.execute import flat_view
+from simulate.run.execute import view_flat
 from simulate.run.indirect import resolve
 
 _EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
@@ -49,7 +49,7 @@ def read_values(tile: NkiTensor) -> np.ndarray:
     if tile.dynamic is None:
         return tile.array.astype(np.float32)
     elements, inside = selected_elements(tile)
-    selected = flat_view(tile).array[np.where(inside, elements, 0)].astype(np.float32)
+    selected = view_flat(tile).array[np.where(inside, elements, 0)].astype(np.float32)
     return np.where(inside, selected, np.float32(0))
 
 

@@ -6,9 +6,13 @@ import argparse
 
 from simulate.occupancy.command import memory as memory_once
 from simulate.occupancy.command import memory_sweep
-from simulate.scripts import bound, run_to_its_end
+from simulate.scripts import prepare_process, run_to_its_end
 
 
 def memory(options: argparse.Namespace) -> int:
     """Print what SBUF and PSUM hold; returns the exit status."""
-    return memory_once(options, run_to_its_end) if options.sweep is None else memory_sweep(options, bound)
+    return (
+        memory_once(options, run_to_its_end)
+        if options.sweep is None
+        else memory_sweep(options, prepare_process)
+    )

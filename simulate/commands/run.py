@@ -11,8 +11,8 @@ from nkw import terminal
 from nkw.errors import InvalidArgument, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.process import replace_unprintable
-from simulate.isolated import without_verdict
-from simulate.kernel_by_name import files_read, names_a_kernel
+from simulate.isolated import print_no_verdict
+from simulate.kernel_by_name import list_read_files, names_a_kernel
 from simulate.replay.options import EXACT_VARIABLE, VERIFY_VARIABLE
 from simulate.run import Launch, recorded
 from simulate.run.environment import REPLAY_VARIABLE
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         with (
-            json_document(options.json, Outputs(lambda: files_read(options)), "run") as contents,
+            json_document(options.json, Outputs(lambda: list_read_files(options)), "run") as contents,
             kept as launches,
         ):
             status = 2
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 replace_unprintable()
                 terminal.show(report(launches[-1]))
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except InvalidArgument as unwritten:  # run_script prints what it refuses
         if unwritten.code != "NKW-JSON-PATH":
             raise

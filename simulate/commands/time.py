@@ -6,9 +6,13 @@ import argparse
 
 from simulate.profile.command import time_command
 from simulate.profile.sweep import time_sweep
-from simulate.scripts import bound, run_to_its_end
+from simulate.scripts import prepare_process, run_to_its_end
 
 
 def time(options: argparse.Namespace) -> int:
     """Print predicted times; returns the exit status."""
-    return time_command(options, run_to_its_end) if options.sweep is None else time_sweep(options, bound)
+    return (
+        time_command(options, run_to_its_end)
+        if options.sweep is None
+        else time_sweep(options, prepare_process)
+    )

@@ -18,7 +18,7 @@ from simulate.doctor.machine import (
 )
 from simulate.doctor.releases import make_page_address
 from simulate.doctor.repair_commands import make_install_command, make_rebuild_command
-from simulate.vendor_packages import numbers
+from simulate.vendor_packages import parse_version
 
 _TROUBLE = make_page_address("neuron-runtime/nrt-troubleshoot")
 _NOTES = make_page_address("release-notes/components/runtime")
@@ -71,7 +71,11 @@ def find_outdated_driver(machine: Machine) -> Iterator[Finding]:
         machine.files.get(DRIVER_VERSION, "").strip(),
         machine.outputs.get(MODINFO, "").strip(),
     )
-    if running_version and installed_version and numbers(running_version) != numbers(installed_version):
+    if (
+        running_version
+        and installed_version
+        and parse_version(running_version) != parse_version(installed_version)
+    ):
         yield Finding(
             "driver-not-reloaded",
             f"the driver {running_version} runs, and {installed_version} is installed: end what uses the chips, "
@@ -96,7 +100,7 @@ def find_driver_mismatch(machine: Machine) -> Iterator[Finding]:
     """Yield a finding for versions of driver and runtime that the runtime's release notes exclude."""
     if machine.driver is None or machine.runtime is None:
         return
-    driver, runtime = numbers(machine.driver), numbers(machine.runtime)
+    driver, runtime = parse_version(machine.driver), parse_version(machine.runtime)
     if runtime == (2, 32) and driver <= (2, 26):
         yield Finding(
             "driver-too-old",
@@ -120,8 +124,8 @@ def find_collectives_mismatch(machine: Machine) -> Iterator[Finding]:
     These numbers are equal in every release from 2.20 on.
     """
     collectives = machine.system_packages.get(COLLECTIVES)
-    if machine.runtime and collectives and numbers(machine.runtime) != numbers(collectives):
-        newer = max(numbers(machine.runtime), numbers(collectives))
+    if machine.runtime and collectives and parse_version(machine.runtime) != parse_version(collectives):
+        newer = max(parse_version(machine.runtime), parse_version(collectives))
         yield Finding(
             "collectives-and-runtime",
             f"the runtime {machine.runtime} and aws-neuronx-collectives {collectives} belong to different releases",

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nkw.targets import GENERATIONS, TARGETS
-from simulate.vendor_packages import Version, is_genuine, numbers
+from simulate.vendor_packages import Version, is_genuine, parse_version
 
 DRIVER = "aws-neuronx-dkms"
 RUNTIME = "aws-neuronx-runtime-lib"
@@ -140,7 +140,7 @@ class Machine:
         return (
             None
             if package_record is None or self.is_placeholder(package)
-            else numbers(package_record.version)
+            else parse_version(package_record.version)
         )
 
     def is_placeholder(self, package: str) -> bool:

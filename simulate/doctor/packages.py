@@ -8,7 +8,7 @@ from simulate.doctor.finding import Finder, Finding
 from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, find_generation, format_version
 from simulate.doctor.releases import ARTIFACTS, find_installed, find_release, make_page_address
 from simulate.doctor.repair_commands import make_install_command
-from simulate.vendor_packages import FIRST_GENUINE, FIRST_TORCHNEURON, numbers
+from simulate.vendor_packages import FIRST_GENUINE, FIRST_TORCHNEURON, parse_version
 
 _PIP = "python -m pip"
 _FIRST_WITHOUT_BETA1 = (2, 23)  # neuronx-cc of SDK 2.28
@@ -49,7 +49,7 @@ def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
         if not release:
             continue
         oldest, newest = release.pythons
-        if not oldest <= numbers(machine.python) <= newest:
+        if not oldest <= parse_version(machine.python) <= newest:
             yield Finding(
                 "python-version",
                 f"{package} {format_version(version or ())} belongs to SDK {format_version(release.sdk)}, which "

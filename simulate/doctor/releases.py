@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from simulate.doctor.machine import Machine, format_version
-from simulate.vendor_packages import Version, numbers
+from simulate.vendor_packages import Version, parse_version
 
 _DOCUMENTATION = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/"
 
@@ -66,8 +66,8 @@ RELEASES = (
 def find_installed(machine: Machine) -> Mapping[str, Version]:
     """Return the versions of the installed components, by their field of `Release`."""
     versions = {
-        "driver": machine.driver and numbers(machine.driver),
-        "runtime": machine.runtime and numbers(machine.runtime),
+        "driver": machine.driver and parse_version(machine.driver),
+        "runtime": machine.runtime and parse_version(machine.runtime),
         "compiler": machine.version("neuronx-cc"),
         "nki": machine.version("nki"),
     }

@@ -10,7 +10,7 @@ from nkw.targets import TARGET_VARIABLE
 from simulate.doctor.finding import Finder, Finding
 from simulate.doctor.machine import LNC, VIRTUAL, Machine, find_generation, format_version
 from simulate.doctor.releases import make_page_address
-from simulate.vendor_packages import numbers
+from simulate.vendor_packages import parse_version
 
 VISIBLE = "NEURON_RT_VISIBLE_CORES"
 COUNT = "NEURON_RT_NUM_CORES"
@@ -202,7 +202,11 @@ def find_target_mismatch(machine: Machine) -> Iterator[Finding]:
 
 def find_implicit_async(machine: Machine) -> Iterator[Finding]:
     """Yield a finding for the variable of implicit asynchronous execution, which the runtime of SDK 2.32 removed."""
-    if machine.runtime and numbers(machine.runtime) >= (2, 34) and machine.variables.get(ASYNC, "0") != "0":
+    if (
+        machine.runtime
+        and parse_version(machine.runtime) >= (2, 34)
+        and machine.variables.get(ASYNC, "0") != "0"
+    ):
         yield Finding(
             "implicit-async",
             f"{ASYNC} has no effect from runtime 2.34 on, and the runtime is {machine.runtime}",

@@ -8,7 +8,7 @@ import numpy as np
 
 from nkw.errors import OutOfBounds, RuleViolation, Unsupported
 from nkw.suggestions import FUNCTION_HINTS
-from simulate.lines import location, named
+from simulate.lines import find_assigned_or_empty, location
 from simulate.memory import views
 from simulate.memory.display import format_elements, format_html
 from simulate.memory.layout import ByteView, Layout, intern_layout
@@ -183,7 +183,7 @@ class TensorBytes(NKIObject):
     @property
     def label(self) -> str:
         """Explicit name, else the variable that the line assigns; empty for a nameless tensor."""
-        return self.name or named(self.storage.line)
+        return self.name or find_assigned_or_empty(self.storage.line)
 
     # -- its bytes ----------------------------------------------------------------------------------------------
 

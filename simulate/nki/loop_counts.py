@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from nkw.errors import RuleViolation, Unsupported, rule
-from simulate.lines import body_of, inside
+from simulate.lines import find_body, walk_statements
 from simulate.memory.registers import VirtualRegister
 from simulate.memory.validity import EMPTY
 from simulate.run import current_core
@@ -47,8 +47,8 @@ class _While:
 @lru_cache(maxsize=64)
 def _is_while(line: Line) -> bool:
     """Return whether a line is `while register:`; a line without source is taken for one."""
-    body = body_of(line[0])
-    tests = [node.test for node in inside(body) if isinstance(node, ast.While)]
+    body = find_body(line[0])
+    tests = [node.test for node in walk_statements(body) if isinstance(node, ast.While)]
     plain = (test.lineno for test in tests if isinstance(test, (ast.Name, ast.Attribute, ast.Subscript)))
     return not body or line[1] in plain
 

@@ -12,8 +12,8 @@ from nkw.errors import NkwError, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.report import Drawn, Hanging
 from nkw.terminal import error, show, working
-from simulate.isolated import without_verdict
-from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
+from simulate.isolated import print_no_verdict
+from simulate.kernel_by_name import explain_no_launch, list_read_files, names_a_kernel
 from simulate.occupancy import sweep
 from simulate.occupancy.bars import draw_bars
 from simulate.occupancy.bars import draw_bars_svg as bars_svg
@@ -32,7 +32,7 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
         The exit status: that of the script; 2 if there is nothing to show or a file cannot be written.
     """
     try:
-        outputs = Outputs(lambda: files_read(options))
+        outputs = Outputs(lambda: list_read_files(options))
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
         with json_document(options.json, outputs, "memory") as contents:
             with recorded(calls=True, refused=True, outputs=False) as launches:
@@ -41,7 +41,7 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
                 if status != 2 or not names_a_kernel(options.script):
                     contents.update(launches=[], cores=[])
                 if status == 0:
-                    error(nothing_launched(options.script))
+                    error(explain_no_launch(options.script))
                 return status or 2
             with working(lambda: "memory maps"):
                 shown = group_equal_cores(launches)
@@ -55,7 +55,7 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
             contents["launches"] = [summary(launch) for launch in launches]
             contents["cores"] = [_core(title, occupancy) for title, occupancy in shown]
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2
@@ -73,7 +73,7 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
     """
     try:
         sweep.check_options(options)
-        outputs = Outputs(lambda: files_read(options))
+        outputs = Outputs(lambda: list_read_files(options))
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
         with json_document(options.json, outputs, "memory") as contents:
             if not bound(options):
@@ -96,7 +96,7 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
             if any(trial.launch for trial in trials):
                 contents["sweep"] = sweep.make_contents(options.sweep.name, trials, end)
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType
 
 from nkw.errors import Location
-from simulate.lines import body_of, inside, location
+from simulate.lines import find_body, location, walk_statements
 from simulate.run.stream import Line
 
 _DEVICE_LOOPS = ("fori_loop", "while_loop")
@@ -57,7 +57,7 @@ def _read_loops(code: CodeType) -> _Outline:
     """Read the loops of a code object from its source."""
     loops: list[tuple[_Span, Loop]] = []
     device: list[tuple[_Span, Loop]] = []
-    for node in inside(body_of(code)):
+    for node in walk_statements(find_body(code)):
         if isinstance(node, (ast.For, ast.While)):
             span = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
             loops.append((span, Loop(_header(node), location((code, node.lineno)))))

@@ -12,7 +12,7 @@ from nkw.child import user_output
 from nkw.errors import InvalidArgument, NkwError, get_code
 from nkw.report import Hanging, Part, table
 from nkw.terminal import working
-from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
+from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, substitute_size
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import live_tiles_fit
 from simulate.occupancy.bars import Bar, Bars
@@ -82,7 +82,7 @@ def check_options(options: argparse.Namespace, *exclusive: str) -> None:
             raise InvalidArgument(
                 "NKW-SWEEP", f"{option} takes one launch and --sweep makes many; leave one of them out"
             )
-    with_size(options.arguments, options.sweep.name, 1)
+    substitute_size(options.arguments, options.sweep.name, 1)
 
 
 def launch_sizes(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | None]:
@@ -108,7 +108,7 @@ def launch_sizes(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd 
 
 def _try_size(options: argparse.Namespace, size: int) -> Trial:
     """Launch a kernel dry with one size, and record refusals and failures."""
-    arguments = with_size(options.arguments, options.sweep.name, size)
+    arguments = substitute_size(options.arguments, options.sweep.name, size)
     with user_output(to_stderr=False), recorded(refused=True, outputs=False) as launches:
         try:
             launch = launch_by_name(options.script, arguments, trips=options.trips)

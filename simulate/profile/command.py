@@ -12,8 +12,8 @@ from typing import Any
 from nkw.errors import NkwError, NoVerdict
 from nkw.files import OutputFile, Outputs, json_document
 from nkw.terminal import error, progress, show, working
-from simulate.isolated import without_verdict
-from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
+from simulate.isolated import print_no_verdict
+from simulate.kernel_by_name import explain_no_launch, list_read_files, names_a_kernel
 from simulate.occupancy import svg
 from simulate.occupancy.command import group_equal_cores as cores
 from simulate.profile.comparison import options as against
@@ -42,7 +42,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
     """
     try:
         baseline = against.read_baseline(options)
-        outputs = Outputs(lambda: [*files_read(options), *against.list_compared_files(options)])
+        outputs = Outputs(lambda: [*list_read_files(options), *against.list_compared_files(options)])
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "time") as contents:
@@ -52,7 +52,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 if status != 2 or not names_a_kernel(options.script):
                     contents.update(launches=[], profiles=[])
                 if status == 0:
-                    print(nothing_launched(options.script), file=sys.stderr)
+                    print(explain_no_launch(options.script), file=sys.stderr)
                 return status
             profiles, profile_indices = profile_distinct(launches, Reading(options.reading))
             if status:
@@ -81,7 +81,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             if baseline is not None:
                 return _compare(baseline, profiles, profile_indices, launches[0], options, contents)
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

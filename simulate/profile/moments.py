@@ -12,7 +12,7 @@ from types import CodeType
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.lines import assigned, location
+from simulate.lines import find_assigned, location
 from simulate.run.stream import Access, Stream
 from simulate.timing import SliceKind, Timeline
 
@@ -127,6 +127,6 @@ def read_source_line(line: tuple[CodeType, int]) -> str:
 def format_tensor(streams: Sequence[Stream], stream: int, serial: int) -> str:
     """Return a tensor's name; for a tensor without an assigned name, followed by the line that allocates it."""
     record = streams[stream].tensors[serial]
-    if record.line is None or record.explicit_name or assigned(record.line):
+    if record.line is None or record.explicit_name or find_assigned(record.line):
         return record.name
     return f"{record.name} of {format_line(record.line)}"

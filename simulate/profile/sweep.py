@@ -12,8 +12,8 @@ from nkw.errors import NkwError, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.report import Drawn, Hanging, Part, as_html, table
 from nkw.terminal import error, progress, show
-from simulate.isolated import without_verdict
-from simulate.kernel_by_name import files_read
+from simulate.isolated import print_no_verdict
+from simulate.kernel_by_name import list_read_files
 from simulate.memory import MemoryRegion
 from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, draw_bars
@@ -35,7 +35,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
     """
     try:
         sweep.check_options(options, "--trace", "--against", "--fail-above")
-        outputs = Outputs(lambda: files_read(options))
+        outputs = Outputs(lambda: list_read_files(options))
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "time") as contents:
             if not bound(options):
@@ -64,7 +64,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
             if any(trial.launch for trial in trials):
                 contents["sweep"] = _contents(options.sweep.name, trials, profiles, end)
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from nkw.errors import InvalidArgument
 from simulate.memory import NkiTensor, Storage
-from simulate.run.arguments import output_dtype
+from simulate.run.arguments import find_output_dtype
 from simulate.run.rebuild import NO_BYTES
 
 
@@ -28,7 +28,7 @@ class External:
         self.views = views
         self._shown: np.ndarray | None = None
         self._shapes = (storage.shape, ()) if storage.shape == (1,) else (storage.shape,)
-        self._dtype = output_dtype(storage.dtype)
+        self._dtype = find_output_dtype(storage.dtype)
 
     def check(self, array: Any) -> None:
         """Raise InvalidArgument unless an array has the recorded shape and dtype and is C-contiguous."""

@@ -61,10 +61,10 @@ class Arguments:
             RuleViolation: An array is int64 and the launch's level does not have int64.
         """
         if isinstance(value, np.ndarray):
-            return self._tensor(value, value, dtype_of, name)
+            return self._create_tensor(value, value, dtype_of, name)
         if is_torch(value):
             self.torch_seen = True
-            return self._torch_tensor(value, name)
+            return self._convert_torch_tensor(value, name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             fields = [self.to_tensors(field, f"{name}.{key}") for key, field in zip(value._fields, value)]
             return value if _are_identical(fields, value) else rebuild_sequence(value, fields)
@@ -76,10 +76,10 @@ class Arguments:
             return value if _are_identical(entries.values(), value.values()) else entries
         plain = isinstance(value, NKIObject) and not isinstance(value, NkiTensor)
         if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-            return self._object(value, name)
+            return self._convert_object(value, name)
         return value
 
-    def _object(self, value: Any, name: str) -> Any:
+    def _convert_object(self, value: Any, name: str) -> Any:
         """Return a copy of an object with tensors for the arrays in its attributes; without arrays, the object."""
         attributes = getattr(value, "__dict__", {})
         converted = {
@@ -91,7 +91,7 @@ class Arguments:
         duplicate.__dict__.update(converted)
         return duplicate
 
-    def _torch_tensor(self, value: Any, name: str) -> NkiTensor:
+    def _convert_torch_tensor(self, value: Any, name: str) -> NkiTensor:
         """Return the HBM tensor of a torch tensor.
 
         The dtype float8_e4m3fn becomes float8_e4m3 on chips that multiply only the latter, as the vendor's hosts
@@ -105,12 +105,12 @@ class Arguments:
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
         if packed is not None:
-            return self._tensor(value, array, lambda _: packed, name)
-        return self._tensor(
+            return self._create_tensor(value, array, lambda _: packed, name)
+        return self._create_tensor(
             value, array, lambda array: convert_for_chip(self._rank.hardware, dtype_of(array)), name
         )
 
-    def _tensor(
+    def _create_tensor(
         self, key: Any, array: np.ndarray, dtype_for: Callable[[np.ndarray], DType], name: str
     ) -> NkiTensor:
         """Return the HBM tensor over an array, the same one for the same `key`, and add it to the rank's tensor table.
@@ -128,7 +128,7 @@ class Arguments:
         if known is not None:
             return known[1]
         try:
-            dtype_of_array = self._int64() if array.dtype == np.int64 else dtype_for(array)
+            dtype_of_array = self._require_int64() if array.dtype == np.int64 else dtype_for(array)
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
         if dtype_of_array.is_packed:
@@ -168,7 +168,7 @@ class Arguments:
                 f"are beyond 240, the largest float8_e4m3, which {self._rank.hardware.name} takes: infinite"
             )
 
-    def _int64(self) -> DType:
+    def _require_int64(self) -> DType:
         """Return the dtype int64. Raises RuleViolation if the launch's level does not have it."""
         self._rank.level.require("nl.int64")
         return int64
@@ -188,15 +188,15 @@ class Arguments:
         """Return the array or torch tensor of a returned tensor, any other object unchanged."""
         if not isinstance(value, NkiTensor):
             return value
-        array = self._array(value)
+        array = self._read_array(value)
         return to_torch(array) if self.torch_seen else array
 
-    def _array(self, tensor: NkiTensor) -> np.ndarray:
+    def _read_array(self, tensor: NkiTensor) -> np.ndarray:
         """Return the NumPy array of a returned tensor; see `to_arrays`."""
         _check_output(self._rank, output_in_hbm, tensor)
         if self._dry:
             zeros = np.zeros(
-                (), output_dtype(tensor.dtype)
+                (), find_output_dtype(tensor.dtype)
             )  # one element, broadcast: a dry launch has no values
             return (
                 np.zeros(tensor.shape, zeros.dtype)
@@ -217,7 +217,7 @@ class Arguments:
             self._rank.warnings.append(
                 f"[NKW-OUTPUT-PARTIAL] some bytes of the returned {tensor.describe()} were never written"
             )
-        return tensor.uncounted_array.astype(output_dtype(tensor.dtype), copy=False)
+        return tensor.uncounted_array.astype(find_output_dtype(tensor.dtype), copy=False)
 
     @property
     def converts(self) -> bool:
@@ -265,7 +265,7 @@ def _are_identical(objects: Iterable[Any], originals: Iterable[Any]) -> bool:
     return all(element is original for element, original in zip(objects, originals))
 
 
-def output_dtype(dtype: DType) -> np.dtype:
+def find_output_dtype(dtype: DType) -> np.dtype:
     """Return the NumPy dtype of an output: bool for bool_, int64 for int64, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)

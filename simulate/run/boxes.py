@@ -135,7 +135,7 @@ def find_overlaps(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near
     names = np.argsort(low, kind="stable")
     until = np.searchsorted(low[names], high[names], side="left")
     first_row, end_row, first_byte, end_byte = boxes[names, 1:].T.copy()
-    for ours, theirs in _pairs(np.arange(1, len(boxes) + 1), until, at_once):
+    for ours, theirs in _yield_pairs(np.arange(1, len(boxes) + 1), until, at_once):
         meets = (first_row[theirs] < end_row[ours]) & (end_row[theirs] > first_row[ours])
         meets &= (first_byte[theirs] < end_byte[ours]) & (end_byte[theirs] > first_byte[ours])
         owners = np.concatenate([ours[meets], theirs[meets]])
@@ -162,7 +162,9 @@ def _count_distinct(keys: np.ndarray, span: int) -> np.ndarray:
     return np.bincount(np.unique(keys) // span)
 
 
-def _pairs(begin: np.ndarray, until: np.ndarray, at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _yield_pairs(
+    begin: np.ndarray, until: np.ndarray, at_once: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield all pairs (i, j) with begin[i] <= j < until[i] as two arrays, in order, about `at_once` pairs at a time."""
     counts = np.maximum(until - begin, 0)
     before = np.cumsum(counts) - counts

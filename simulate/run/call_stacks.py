@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from simulate.isa.template import Template
 from simulate.memory import NkiTensor, Storage
-from simulate.run.location import running_lines
+from simulate.run.location import list_running_lines
 from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
 
 Chain = tuple[Line, ...]
@@ -33,7 +33,7 @@ class Calls:
             line: The kernel line of the event. If the running stack does not end with it, the stack is this line
                 alone.
         """
-        chain = running_lines()
+        chain = list_running_lines()
         if not chain or chain[-1] != line:
             chain = (line,)
         key = tuple([key_item for code, number in chain for key_item in (id(code), number)])

@@ -38,7 +38,7 @@ class Columns:
         self._numbers = template_ids
         self._operands = operands
 
-    def _column(self, code: str, values: Sequence[int]) -> array[int]:
+    def _expand_column(self, code: str, values: Sequence[int]) -> array[int]:
         """Return an array of typecode `code`: for each event, the value in `values` of its template."""
         return array(code, [values[number] for number in self._numbers])
 
@@ -51,18 +51,18 @@ class Columns:
     def ops(self) -> array[int]:
         """Index in `op_names` of every event."""
         numbers = {name: number for number, name in enumerate(self.op_names)}
-        return self._column("H", [numbers[template.op] for template in self._templates])
+        return self._expand_column("H", [numbers[template.op] for template in self._templates])
 
     @cached_property
     def engines(self) -> array[int]:
         """Number of the engine of every event."""
-        return self._column("B", [template.plan.engine.number for template in self._templates])
+        return self._expand_column("B", [template.plan.engine.number for template in self._templates])
 
     @cached_property
     def triggers(self) -> array[int]:
         """Number of the engine whose stream triggers the event, for every event."""
         plans = [template.plan for template in self._templates]
-        return self._column("B", [(plan.trigger or plan.engine).number for plan in plans])
+        return self._expand_column("B", [(plan.trigger or plan.engine).number for plan in plans])
 
     @cached_property
     def costs(self) -> list[Cost]:
@@ -73,7 +73,7 @@ class Columns:
     def cost_ids(self) -> array[int]:
         """Index in `costs` of every event."""
         numbers = {id(cost): number for number, cost in enumerate(self.costs)}
-        return self._column("I", [numbers[id(template.plan.cost)] for template in self._templates])
+        return self._expand_column("I", [numbers[id(template.plan.cost)] for template in self._templates])
 
     @cached_property
     def states(self) -> dict[int, State]:
@@ -119,7 +119,7 @@ class Columns:
     def first_use(self) -> dict[int, int]:
         """First event that uses a tensor, by the tensor's serial number, in the order of these events."""
         first: dict[int, int] = {}
-        for event, start, end in self._spans():
+        for event, start, end in self._list_operand_ranges():
             for serial in self._operands[start:end]:
                 if serial not in first:
                     first[serial] = event
@@ -128,9 +128,11 @@ class Columns:
     @cached_property
     def last_use(self) -> dict[int, int]:
         """Last event that uses a tensor, by the tensor's serial number."""
-        return {serial: event for event, a, b in self._spans() for serial in self._operands[a:b]}
+        return {
+            serial: event for event, a, b in self._list_operand_ranges() for serial in self._operands[a:b]
+        }
 
-    def _spans(self) -> zip[tuple[int, int, int]]:
+    def _list_operand_ranges(self) -> zip[tuple[int, int, int]]:
         """Return (event, start, end of its operands in the stream's `operands`) for every event."""
         ends = self.operand_ends
         return zip(range(self.events), [0, *ends], ends)

@@ -19,8 +19,8 @@ from simulate.isa.plan import Plan, Registers
 from simulate.isa.shapes import flat as flattened
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.validity import EMPTY, POISON, WRITTEN, Validity
-from simulate.run.execute import flat_view
-from simulate.run.indirect import cached_element_ids, resolve
+from simulate.run.execute import view_flat
+from simulate.run.indirect import get_element_ids, resolve
 from simulate.run.machine import NeuronCore
 
 _MOST_RUNS = 3
@@ -29,13 +29,13 @@ _MOST_ELEMENTS = 1 << 22
 """Largest number of elements of a view in which a message searches for rows and columns."""
 
 
-def known_state(tile: NkiTensor) -> int | None:
+def find_common_state(tile: NkiTensor) -> int | None:
     """Return the validity state that all elements of a static view have; None if that takes a search of a mask."""
     enclosing = tile.layout.boxes[1]
     return None if enclosing is None else tile.storage.validity.state_within(enclosing)
 
 
-def states_of(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
+def read_states(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
     """Return the validity state of every element of a view: an int array in its shape, or an int if all are equal.
 
     Args:
@@ -45,13 +45,13 @@ def states_of(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
     """
     validity = tile.storage.validity
     if tile.dynamic is None:
-        known = known_state(tile)
+        known = find_common_state(tile)
         return validity.states(*tile.byte_view()[1:]) if known is None else known
-    everywhere = validity.states(*flat_view(tile).byte_view()[1:])
-    return everywhere if isinstance(everywhere, int) else everywhere[_gathered_ids(tile, skip_out_of_range)]
+    everywhere = validity.states(*view_flat(tile).byte_view()[1:])
+    return everywhere if isinstance(everywhere, int) else everywhere[_resolve_ids(tile, skip_out_of_range)]
 
 
-def unwritten_error(tile: NkiTensor, skip_out_of_range: bool = False) -> RuleViolation:
+def build_unwritten_error(tile: NkiTensor, skip_out_of_range: bool = False) -> RuleViolation:
     """Return the error for a read of undefined bytes; the caller raises it.
 
     If an element read is POISON, it is the error of the earlier read of unwritten bytes that caused the poison.
@@ -60,7 +60,7 @@ def unwritten_error(tile: NkiTensor, skip_out_of_range: bool = False) -> RuleVio
         tile: The view that is read.
         skip_out_of_range: Whether a gather skips indices that are out of range.
     """
-    blame, states = tile.storage.validity.blame, states_of(tile, skip_out_of_range)
+    blame, states = tile.storage.validity.blame, read_states(tile, skip_out_of_range)
     if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(states, POISON)):
         return blame
     write = "matmul or copy into it" if tile.buffer is MemoryRegion.psum else "memset or load it"
@@ -95,9 +95,9 @@ def _describe_missing(tile: NkiTensor, missing: np.ndarray, skip_out_of_range: b
     if missing.size > _MOST_ELEMENTS:
         return f"{np.count_nonzero(missing)} elements{allocation} were never written"
     if tile.dynamic is None:
-        ids = (cached_element_ids(tile.shape, tile.strides) + tile.offset)[missing]
+        ids = (get_element_ids(tile.shape, tile.strides) + tile.offset)[missing]
     else:
-        ids = _gathered_ids(tile, skip_out_of_range).reshape(-1)[missing.reshape(-1)]
+        ids = _resolve_ids(tile, skip_out_of_range).reshape(-1)[missing.reshape(-1)]
     shape = tile.storage.shape
     if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
         row_bytes = tile.storage.nbytes // shape[0]
@@ -135,7 +135,7 @@ def _format_runs(indices: np.ndarray, between: str = " to ", beyond: int = 0) ->
     )
 
 
-def _gathered_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
+def _resolve_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
     """Return the ids in the storage of the elements that a run-time index selects, without skipped ones."""
     where = resolve(tile, skip_out_of_range)
     return where.elements if where.inside is None else where.elements[where.inside]
@@ -161,10 +161,10 @@ def check_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolati
         RuleViolation: The instruction adds to registers, or reads them out, that this kernel has not set, and the
             rules of the launch do not tolerate it.
     """
-    validity = _registers(core, plan)
+    validity = _get_register_validity(core, plan)
     if not _uses_registers(use) or validity.uniform == WRITTEN:
         return None
-    states = _register_states(validity, use.rows)
+    states = _read_register_states(validity, use.rows)
     missing = int(np.count_nonzero(states == EMPTY))
     if missing:
         verb = "adds to" if use.command is ReduceCmd.reduce else "reads out"
@@ -180,14 +180,14 @@ def check_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolati
     return blame if isinstance(blame, RuleViolation) and (states == POISON).any() else None
 
 
-def defined_registers(core: NeuronCore, plan: Plan, use: Registers) -> list[np.ndarray]:
+def find_defined_registers(core: NeuronCore, plan: Plan, use: Registers) -> list[np.ndarray]:
     """Return whether each register that an instruction reads is not poisoned: a list with one bool array [P, 1].
 
     The list is empty if the instruction neither adds to registers nor reads them out.
     """
     if not _uses_registers(use):
         return []
-    return [(_register_states(_registers(core, plan), use.rows) != POISON)[:, None]]
+    return [(_read_register_states(_get_register_validity(core, plan), use.rows) != POISON)[:, None]]
 
 
 def mark_registers(
@@ -206,7 +206,7 @@ def mark_registers(
     """
     if use.command is ReduceCmd.idle:
         return
-    validity = _registers(core, plan)
+    validity = _get_register_validity(core, plan)
     view = (use.rows,), (1,), 0, 1
     if validity.uniform != WRITTEN and not validity.mark_box(WRITTEN, ((0, use.rows),)):
         validity.mark(WRITTEN, use.rows == validity.nbytes, *view)
@@ -220,13 +220,13 @@ def _uses_registers(use: Registers) -> bool:
     return use.command is ReduceCmd.reduce or (use.command is ReduceCmd.idle and use.read_out)
 
 
-def _registers(core: NeuronCore, plan: Plan) -> Validity:
+def _get_register_validity(core: NeuronCore, plan: Plan) -> Validity:
     """Return the validity of the register file that a plan uses, one byte per partition."""
     assert plan.state is not None
     return core.registers_defined(plan.state)
 
 
-def _register_states(validity: Validity, rows: int) -> np.ndarray:
+def _read_register_states(validity: Validity, rows: int) -> np.ndarray:
     """Return the validity states of the registers of the first `rows` partitions, an int array [rows]."""
     return np.broadcast_to(validity.states((rows,), (1,), 0, 1), (rows,))
 

@@ -57,9 +57,9 @@ class DryValues:
             reads: The tensors that this call reads.
             writes: The tensors that this call writes.
         """
-        results = self._computed(plan, reads) if writes and all(map(_is_computable, writes)) else ()
+        results = self._compute_results(plan, reads) if writes and all(map(_is_computable, writes)) else ()
         for tensor, result in zip(writes, results):
-            twin = self._twin(tensor)
+            twin = self._find_writable_view(tensor)
             if twin is None or isinstance(result, Masked):
                 results = ()
                 break
@@ -68,7 +68,7 @@ class DryValues:
             for tensor in writes:
                 self._twins.pop(tensor.storage.serial, None)
 
-    def _computed(self, plan: Plan, reads: Sequence[NkiTensor]) -> Sequence[np.ndarray | Masked]:
+    def _compute_results(self, plan: Plan, reads: Sequence[NkiTensor]) -> Sequence[np.ndarray | Masked]:
         """Return a plan's results; () if an operand is unknown or the plan depends on more than its operands."""
         depends_on_more = plan.state or plan.registers or plan.accumulate or plan.rendezvous
         known = [self.known_tensor(tensor) for tensor in reads]
@@ -83,7 +83,7 @@ class DryValues:
             )
         )
 
-    def _twin(self, tensor: NkiTensor) -> NkiTensor | None:
+    def _find_writable_view(self, tensor: NkiTensor) -> NkiTensor | None:
         """Return a view over bytes that may be written; None if a partial write would leave others unknown."""
         storage = tensor.storage
         if storage.serial not in self._twins:

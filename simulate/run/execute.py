@@ -31,7 +31,7 @@ def gather_elements(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) ->
     elements = (
         selection.elements if selection.inside is None else np.where(selection.inside, selection.elements, 0)
     )
-    values = flat_view(tile).uncounted_array[elements]
+    values = view_flat(tile).uncounted_array[elements]
     if as_float:
         values = to_float32(values, tile.dtype)
     return values if selection.inside is None else Masked(values, selection.inside)
@@ -166,7 +166,7 @@ def write_results(plan: Plan, results: Sequence[Any]) -> None:
         write_result(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
 
 
-def flat_view(tile: NkiTensor) -> NkiTensor:
+def view_flat(tile: NkiTensor) -> NkiTensor:
     """Return all bytes of a view's storage as a view of one dim, in the dtype of `tile`."""
     storage = tile.storage
     return NkiTensor.from_storage(
@@ -189,7 +189,7 @@ def _scatter(
         RuleViolation: The destination is a read-only array of the caller.
     """
     selection = resolve(tile, skip_out_of_range)
-    array = flat_view(tile).uncounted_array
+    array = view_flat(tile).uncounted_array
     if not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
     selected = (

@@ -41,14 +41,14 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     dynamic = view.dynamic
     assert dynamic is not None
     if dynamic.group:
-        return _by_group(view, dynamic, skip_out_of_range)
+        return _resolve_groups(view, dynamic, skip_out_of_range)
     index_tile(dynamic, view)
     indices = dynamic.index.uncounted_array.reshape(-1).astype(np.int64)
     inside = (indices >= 0) & (indices < dynamic.extent)
     if not inside.all() and not skip_out_of_range:
         refuse_index(indices, dynamic.extent, view.describe())
     shift = (indices * dynamic.step).reshape(-1, *(1,) * (len(view.shape) - 1))
-    elements = cached_element_ids(view.shape, view.strides) + (shift + view.offset)
+    elements = get_element_ids(view.shape, view.strides) + (shift + view.offset)
     limit = view.storage.nbytes // view.dtype.storage.itemsize
     within = (elements >= 0) & (elements < limit)
     if dynamic.per_partition or not inside.all():
@@ -60,7 +60,7 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     return Resolved(elements, within)
 
 
-def element_ids(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> np.ndarray:
+def build_element_ids(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> np.ndarray:
     """Return the ids of a view's elements in its storage, int64 in the view's shape.
 
     Args:
@@ -76,9 +76,9 @@ def element_ids(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0
 
 
 @lru_cache(maxsize=1024)
-def cached_element_ids(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+def get_element_ids(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     """Return the ids of the elements of a view from element 0, int64 in its shape; do not write to the array."""
-    return element_ids(shape, strides)
+    return build_element_ids(shape, strides)
 
 
 def refuse_elements(first: int, last: int, count: int, view: str) -> NoReturn:
@@ -112,7 +112,7 @@ def refuse_index(indices: np.ndarray, extent: int, view: str) -> NoReturn:
     )
 
 
-def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
+def _resolve_groups(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
     """Return the elements that offsets select if each group of partitions shares its offsets.
 
     A group is `view.dynamic.group` consecutive partitions. Its offsets, which lie in the index tile partition by

@@ -24,14 +24,14 @@ from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.definedness import (
+    build_unwritten_error,
     check_registers,
-    defined_registers,
-    known_state,
+    find_common_state,
+    find_defined_registers,
     mark_registers,
-    states_of,
-    unwritten_error,
+    read_states,
 )
-from simulate.run.execute import accumulate_product, add_to_psum, flat_view, gather_elements, write_result
+from simulate.run.execute import accumulate_product, add_to_psum, gather_elements, view_flat, write_result
 from simulate.run.location import blame_line, kernel_line
 from simulate.run.machine import Issue, NeuronCore, current_core
 from simulate.run.stream import Line, NkiInstruction, Stream
@@ -260,7 +260,7 @@ def _take_effect(
         for tile in writes:
             # A dry launch has no indices, so the whole tensor of a dynamic view counts as written.
             _mark(
-                tile if tile.dynamic is None else flat_view(tile),
+                tile if tile.dynamic is None else view_flat(tile),
                 None,
                 ACCUMULATED if plan.accumulate else WRITTEN,
             )
@@ -425,7 +425,7 @@ def _is_written(tile: NkiTensor) -> bool:
     """Return whether all bytes of a view are defined; for a run-time index, of the entire extent that it may select."""
     validity = tile.storage.validity
     if tile.dynamic is None:
-        state = known_state(tile)
+        state = find_common_state(tile)
         if state is not None:
             return bool(state & WRITTEN)
     return validity.written(*tile.byte_view())
@@ -434,7 +434,7 @@ def _is_written(tile: NkiTensor) -> bool:
 def _check_written(core: NeuronCore, tile: NkiTensor) -> None:
     """Raise the error for undefined bytes if a view has any, or record it if the launch tolerates it."""
     if not _is_written(tile):
-        core.rank.report_violation(unwritten_error(tile))
+        core.rank.report_violation(build_unwritten_error(tile))
 
 
 def _poison_error(
@@ -453,7 +453,7 @@ def _poison_error(
     Raises:
         RuleViolation: The bytes may not become poison.
     """
-    error = unwritten_error(tile)
+    error = build_unwritten_error(tile)
     if not _carries_poison(plan, reads, writes):
         raise error
     operands = reads if plan.propagate is propagation.by_row else (tile,)
@@ -504,7 +504,7 @@ def _find_poisoned(
         np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, read.shape) for state, read in zip(states, reads)
     ]
     if plan.registers is not None:
-        defined += defined_registers(core, plan, plan.registers)
+        defined += find_defined_registers(core, plan, plan.registers)
     results = plan.propagate(plan, defined)
     if results is None:
         core.rank.report_violation(blame)
@@ -525,8 +525,8 @@ def _check_gathered(core: NeuronCore, tile: NkiTensor, skip_out_of_range: bool) 
     validity = tile.storage.validity
     if validity.uniform in (WRITTEN, ACCUMULATED):
         return
-    if not np.all(np.bitwise_and(states_of(tile, skip_out_of_range), WRITTEN)):
-        core.rank.report_violation(unwritten_error(tile, skip_out_of_range))
+    if not np.all(np.bitwise_and(read_states(tile, skip_out_of_range), WRITTEN)):
+        core.rank.report_violation(build_unwritten_error(tile, skip_out_of_range))
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
@@ -548,7 +548,7 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
     elif tile.dynamic is None:
         validity.mark_where(state, touched, *tile.byte_view()[1:])
     elif touched is not None:
-        storage_view = flat_view(tile)
+        storage_view = view_flat(tile)
         chosen = np.zeros(storage_view.shape, bool)
         chosen[touched] = True
         validity.mark_where(state, chosen, *storage_view.byte_view()[1:])
@@ -579,7 +579,7 @@ def _accumulate(
     accumulate_mask: Any = False
     states: Any = EMPTY
     if tile.dynamic is None:
-        known = EMPTY if mode is Accumulate.overwrite else known_state(tile)
+        known = EMPTY if mode is Accumulate.overwrite else find_common_state(tile)
         if known in (EMPTY, ACCUMULATED) and (mode is not Accumulate.add or known == ACCUMULATED):
             accumulate_mask = known == ACCUMULATED
             accumulate_product(tile, product, accumulate_mask, as_float)
@@ -591,7 +591,7 @@ def _accumulate(
             core.stream.depends_on_data or "where a matmul adds in PSUM depends on data"
         )
     if mode is not Accumulate.overwrite:
-        states = states_of(tile)
+        states = read_states(tile)
         accumulate_mask = states != EMPTY
         if mode is Accumulate.add and not np.all(accumulate_mask):
             core.rank.report_violation(
@@ -609,7 +609,7 @@ def _accumulate(
             )
     undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
-        core.rank.report_violation(unwritten_error(tile))
+        core.rank.report_violation(build_unwritten_error(tile))
     touched = write_result(tile, add_to_psum(tile, product, accumulate_mask), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):

@@ -20,7 +20,7 @@ from nkw.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean
 from simulate.lines import PACKAGES
 from simulate.memory import NkiTensor
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
-from simulate.run.location import blame_traceback, kernel_traces
+from simulate.run.location import blame_traceback, list_kernel_traces
 from simulate.run.stream import NkiInstruction
 
 CODE = "NKW-KERNEL-ERROR"
@@ -87,7 +87,7 @@ def describe_exception(error: Exception) -> KernelError:
 
 def has_entered_kernel(error: BaseException) -> bool:
     """Return whether a traceback has a line of a kernel; without one, Python refused the call of the kernel itself."""
-    return bool(kernel_traces(error.__traceback__))
+    return bool(list_kernel_traces(error.__traceback__))
 
 
 def _blame(typed_error: KernelError, error: Exception) -> KernelError:
@@ -100,7 +100,7 @@ def _blame(typed_error: KernelError, error: Exception) -> KernelError:
 def _format_message(error: Exception) -> str:
     """Return Python's message with a suggestion at its end; an API function that raised it is named before it."""
     text = str(error).partition(". Did you mean")[0]  # of Python 3.13, for keyword arguments
-    traces = kernel_traces(error.__traceback__)
+    traces = list_kernel_traces(error.__traceback__)
     if not traces:
         return text
     last = traces[-1]
@@ -113,10 +113,10 @@ def _format_message(error: Exception) -> str:
         suggestion = _suggest_for_type_error(text, last.tb_frame, line)
     else:
         suggestion = _describe_dims(text, last.tb_frame, line)
-    return _called_function(last) + text + suggestion
+    return _name_called_function(last) + text + suggestion
 
 
-def _called_function(last: TracebackType) -> str:
+def _name_called_function(last: TracebackType) -> str:
     """Return "load: " if nl.load raised the exception itself, an empty string if the kernel's line did.
 
     Args:
@@ -224,10 +224,10 @@ def suggest_parameter(text: str, function: Callable[..., Any]) -> str:
         function: The function that was called.
     """
     keyword = _KEYWORD.fullmatch(text)
-    return "" if keyword is None else did_you_mean(keyword["name"], _parameter_names(function), suffix="=")
+    return "" if keyword is None else did_you_mean(keyword["name"], _list_parameters(function), suffix="=")
 
 
-def _parameter_names(function: Callable[..., Any]) -> list[str]:
+def _list_parameters(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's parameters, without `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]

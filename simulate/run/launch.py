@@ -88,7 +88,7 @@ class Launch(Displayed):
     @cached_property
     def placements(self) -> tuple[dict[MemoryRegion, Placement], ...]:
         """Placement of every stream's tiles in SBUF and PSUM, by memory."""
-        return tuple(_placements(stream, self.hardware) for stream in self.streams)
+        return tuple(_place_stream(stream, self.hardware) for stream in self.streams)
 
     def high_water_bytes(self, buffer: MemoryRegion) -> int:
         """Return the highest number of bytes per partition that live tiles take in SBUF or PSUM, over all cores."""
@@ -195,7 +195,7 @@ def unwrap_kernel(kernel: Any) -> Callable[..., Any]:
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 
 
-def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]:
+def _place_stream(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]:
     """Return the placement of a stream's tiles in SBUF and in PSUM, by first and last use."""
     tiles: dict[MemoryRegion, list[Tile]] = {MemoryRegion.sbuf: [], MemoryRegion.psum: []}
     for serial, first in stream.first_use.items():

@@ -120,7 +120,7 @@ class _RankRun:
         self.rank = core.rank
         self.arguments = converter = Arguments(core.rank, core.stored_dtype, request.mode is Mode.dry)
         args, kwargs = request.arguments[core.index // request.logical_core_size]
-        names = _parameter_names(request.kernel)
+        names = _list_parameters(request.kernel)
         self.args = tuple(
             converter.to_tensors(arg, names[i] if i < len(names) else f"arg{i}") for i, arg in enumerate(args)
         )
@@ -223,14 +223,14 @@ def _report_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
     tolerated = tuple(error for rank_run in rank_runs for error in rank_run.rank.tolerated)
     if not tolerated:
         return done
-    texts = tuple(f"{error}\n  tolerated: {_why_tolerated(error)}" for error in tolerated)
+    texts = tuple(f"{error}\n  tolerated: {_explain_tolerance(error)}" for error in tolerated)
     for text, error in zip(texts, tolerated):
         where = error.where or Location("", 0, "")
         warnings.warn_explicit(text, ToleratedRule, where.file, where.line)
     return replace(done, warnings=(*done.warnings, *texts), tolerated=tolerated)
 
 
-def _why_tolerated(error: RuleViolation) -> str:
+def _explain_tolerance(error: RuleViolation) -> str:
     """Return why a broken rule does not end the launch: public kernels break it too, or NKI_RULES is simulator."""
     if error.code in WARNED:
         return "public kernels that compile break this documented sentence too"
@@ -270,7 +270,7 @@ def _check_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
     return replace(done, warnings=(*done.warnings, *texts)) if texts else done
 
 
-def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
+def _list_parameters(kernel: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of a function's positional parameters; an empty tuple if it is no plain function."""
     code = getattr(kernel, "__code__", None)
     return code.co_varnames[: code.co_argcount] if code is not None else ()

@@ -43,7 +43,7 @@ def _classify(code: CodeType) -> tuple[CodeType, bool]:
     return entry
 
 
-def running_lines() -> tuple[tuple[CodeType, int], ...]:
+def list_running_lines() -> tuple[tuple[CodeType, int], ...]:
     """Return the kernel lines of the running call stack, outermost caller first.
 
     They begin at the launch, and lines of the simulator are left out.
@@ -67,7 +67,7 @@ def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
     Its callers are set too, if the line is the one that is running.
     """
     if error.where is None:
-        chain = running_lines()
+        chain = list_running_lines()
         error.where = location(line)
         if chain and chain[-1] == line:
             error.callers = _list_callers(chain[:-1])
@@ -79,12 +79,14 @@ def blame_traceback(error: NkwError) -> None:
     Does nothing if the traceback has no kernel line.
     """
     if error.where is None:
-        lines = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in kernel_traces(error.__traceback__)]
+        lines = [
+            (trace.tb_frame.f_code, trace.tb_lineno) for trace in list_kernel_traces(error.__traceback__)
+        ]
         if lines:
             error.where, error.callers = location(lines[-1]), _list_callers(lines[:-1])
 
 
-def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
+def list_kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
     """Return the entries of a traceback that are lines of a kernel, outermost first.
 
     Lines of this package, of NumPy and of the `__init__` that a dataclass generates are left out.

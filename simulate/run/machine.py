@@ -16,7 +16,7 @@ from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State, name_is_text
 from simulate.isa.rules import violations
 from simulate.level import NEWEST, Level, Rules
-from simulate.lines import assigned
+from simulate.lines import find_assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
 from simulate.memory.registers import VirtualRegister, allocate_cell
 from simulate.memory.validity import EMPTY, Validity
@@ -217,7 +217,7 @@ class NeuronCore:
                 self._tolerate(name_is_text, name)
                 name = "" if name is None else str(name)
         except RuleViolation as error:
-            label = name or assigned(kernel_line())
+            label = name or find_assigned(kernel_line())
             error.instruction = f"allocation of {label}" if label else "allocation"
             raise
         if buffer is MemoryRegion.shared_hbm and self.rank.logical_core_size > 1:

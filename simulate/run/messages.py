@@ -58,8 +58,8 @@ class ProcessMessage:
             NkwError: The bytes are no such message.
         """
         with _Reading(rank):
-            host, process_id = _list(content, 2)
-            return cls(_text(host), _integer(process_id, 1, _MOST_PROCESS_ID))
+            host, process_id = _parse_list(content, 2)
+            return cls(_check_text(host), _check_integer(process_id, 1, _MOST_PROCESS_ID))
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,14 @@ class StateMessage:
             NkwError: The bytes are no such message.
         """
         with _Reading(rank):
-            count, status, text, missing = _list(content, 4)
+            count, status, text, missing = _parse_list(content, 4)
             if status not in _STATUSES:
                 raise ValueError
-            keys = [[_arrival_key(key) for key in _items(alternative)] for alternative in _items(missing)]
-            return cls(_integer(count, 0), status, _text(text), keys)
+            keys = [
+                [_check_arrival_key(key) for key in _check_list(alternative)]
+                for alternative in _check_list(missing)
+            ]
+            return cls(_check_integer(count, 0), status, _check_text(text), keys)
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,14 @@ class ArrivalMessage:
             NkwError: The bytes are no such message.
         """
         with _Reading(rank):
-            terms, where, shapes = _list(content, 3)
-            file, line, function = _items(where, 3)
+            terms, where, shapes = _parse_list(content, 3)
+            file, line, function = _check_list(where, 3)
             if not isinstance(terms, dict):
                 raise ValueError
             return cls(
-                {_text(name): _text(value) for name, value in terms.items()},
-                Location(_text(file), _integer(line, 0), _text(function)),
-                [_shape(shape) for shape in _items(shapes)],
+                {_check_text(name): _check_text(value) for name, value in terms.items()},
+                Location(_check_text(file), _check_integer(line, 0), _check_text(function)),
+                [_parse_shape(shape) for shape in _check_list(shapes)],
             )
 
 
@@ -170,7 +173,7 @@ class ArraysMessage:
             NkwError: The bytes are no such message.
         """
         with _Reading(rank):
-            return cls([_shape(shape) for shape in _items(json.loads(content))])
+            return cls([_parse_shape(shape) for shape in _check_list(json.loads(content))])
 
     def split(self, content: bytes, rank: int) -> list[np.ndarray]:
         """Return the arrays whose bytes follow the message, as read-only views of `content`'s bytes.
@@ -211,19 +214,19 @@ class _Reading:
             ) from None
 
 
-def _list(content: bytes, length: int) -> list[Any]:
+def _parse_list(content: bytes, length: int) -> list[Any]:
     """Return the JSON list of `length` elements in bytes. Raises ValueError for other bytes."""
-    return _items(json.loads(content), length)
+    return _check_list(json.loads(content), length)
 
 
-def _items(value: Any, length: int | None = None) -> list[Any]:
+def _check_list(value: Any, length: int | None = None) -> list[Any]:
     """Return a value that is a list, of `length` elements unless that is None. Raises ValueError for another value."""
     if not isinstance(value, list) or length not in (None, len(value)):
         raise ValueError
     return value
 
 
-def _text(value: Any) -> str:
+def _check_text(value: Any) -> str:
     """Return a value that is a text, without control characters and cut in the middle to 2000 characters.
 
     Raises ValueError for another value.
@@ -233,14 +236,14 @@ def _text(value: Any) -> str:
     return shown(value, _LONGEST_TEXT)
 
 
-def _integer(value: Any, least: int, most: int = 2**63 - 1) -> int:
+def _check_integer(value: Any, least: int, most: int = 2**63 - 1) -> int:
     """Return a value that is an int from `least` to `most`. Raises ValueError for another value."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError
     return value
 
 
-def _arrival_key(value: Any) -> str:
+def _check_arrival_key(value: Any) -> str:
     """Return a value that is the key of an arrival: a text that ends in a slash and a member's number.
 
     Raises ValueError for another value.
@@ -250,10 +253,10 @@ def _arrival_key(value: Any) -> str:
     return value
 
 
-def _shape(value: Any) -> Shape:
+def _parse_shape(value: Any) -> Shape:
     """Return the shape and dtype in a JSON pair (lengths, dtype's name). Raises ValueError for another value."""
-    lengths, name = _items(value, 2)
-    shape = tuple(_integer(length, 0) for length in _items(lengths))
+    lengths, name = _check_list(value, 2)
+    shape = tuple(_check_integer(length, 0) for length in _check_list(lengths))
     if not isinstance(name, str):
         raise ValueError
     if name in _EXTENSIONS:
@@ -268,10 +271,10 @@ def _shape(value: Any) -> Shape:
 
 def _encode_shapes(shapes: Sequence[Shape]) -> list[Any]:
     """Return shapes and dtypes as JSON pairs. Raises InvalidArgument for a dtype that no other process can read."""
-    return [[list(map(int, shape)), _dtype_name(dtype)] for shape, dtype in shapes]
+    return [[list(map(int, shape)), _encode_dtype(dtype)] for shape, dtype in shapes]
 
 
-def _dtype_name(dtype: np.dtype) -> str:
+def _encode_dtype(dtype: np.dtype) -> str:
     """Return the name under which a message has a dtype. Raises InvalidArgument for a dtype with no such name."""
     if dtype.name in _EXTENSIONS:
         return dtype.name

@@ -28,7 +28,7 @@ class Scheduled:
         functools.update_wrapper(self, func)
         self.func = func
         self.__code__ = getattr(func, "__code__", None)  # has the names of the arguments, for reports
-        self._edges = [(consumer, producer) for pair in edges for consumer, producer in _pairs(pair)]
+        self._edges = [(consumer, producer) for pair in edges for consumer, producer in _split_edge(pair)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, append the requests to the stream of the running core, and return the function's result.
@@ -50,7 +50,7 @@ class Scheduled:
         return result
 
 
-def _pairs(pair: Any) -> list[tuple[str, str]]:
+def _split_edge(pair: Any) -> list[tuple[str, str]]:
     """Return (consumer, producer) for each producer of an edge. Raises InvalidArgument for an edge of another form."""
     well_formed = isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)
     producers = [pair[1]] if well_formed and isinstance(pair[1], str) else pair[1] if well_formed else None

@@ -31,7 +31,7 @@ class OutputWarnings(Observer):
     ) -> None:
         """Record whether all arguments are finite, before the kernel may write to them."""
         self._has_finite_arguments = request.mode is not Mode.dry and all(
-            np.isfinite(_values(NkiTensor.from_storage(storage.shape, storage.dtype, storage))).all()
+            np.isfinite(_read_values(NkiTensor.from_storage(storage.shape, storage.dtype, storage))).all()
             for storages in inputs
             for storage in storages
         )
@@ -40,8 +40,8 @@ class OutputWarnings(Observer):
         """Append a warning for the launch's first output with NaN or +infinity, unless its kernel has one."""
         if not self._has_finite_arguments or launch.mode is Mode.replay or launch.kernel in self._kernels:
             return
-        for tensor in _tensors_of(returned):
-            values = _values(tensor)
+        for tensor in _yield_tensors(returned):
+            values = _read_values(tensor)
             nan, infinite = int(np.isnan(values).sum()), int(np.isposinf(values).sum())
             if nan or infinite:
                 self._kernels.add(launch.kernel)
@@ -54,7 +54,7 @@ class OutputWarnings(Observer):
 
 
 @quiet
-def _values(tensor: NkiTensor) -> np.ndarray:
+def _read_values(tensor: NkiTensor) -> np.ndarray:
     """Return the elements of a tensor as float32; an empty array for dtypes without NaN, such as integers."""
     dtype = tensor.dtype
     if not dtype.is_float or dtype.is_packed or dtype == "float8_e8m0fnu":
@@ -62,10 +62,10 @@ def _values(tensor: NkiTensor) -> np.ndarray:
     return np.asarray(tensor.array, np.float32)
 
 
-def _tensors_of(value: Any) -> Iterator[NkiTensor]:
+def _yield_tensors(value: Any) -> Iterator[NkiTensor]:
     """Yield the tensors in nested tuples and lists, such as what the kernels of all ranks returned."""
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for element in value:
-            yield from _tensors_of(element)
+            yield from _yield_tensors(element)

@@ -105,7 +105,7 @@ class Processes:
             ) from None
         global _joined
         if _joined is None:
-            with _connected(Location("", 0, "the start")):
+            with _convert_connection_errors(Location("", 0, "the start")):
                 store, rank, ranks = next(iter(dist.rendezvous("env://", timeout=_JOIN_TIMEOUT)))
                 if not dist.is_initialized():
                     dist.init_process_group(
@@ -123,7 +123,7 @@ class Processes:
         self._launches += 1
         self._visits.clear()
         if self._published_status != "runs":  # the launch before failed
-            with _connected(Location("", 0, "a launch")):
+            with _convert_connection_errors(Location("", 0, "a launch")):
                 self._publish("runs", "", ())
         try:
             yield
@@ -180,7 +180,7 @@ class Processes:
         terms = {name: str(value) for name, value in rendezvous.terms.items()}
         arrival = Arrival(key, self.rank, replace(rendezvous, terms=terms), operands, where, dry)
         message = ArrivalMessage(terms, where, shapes).encode()
-        with _connected(where):
+        with _convert_connection_errors(where):
             self._store.set(f"{key}/{self.rank}", message)
             if not dry:
                 self._send(arrival)
@@ -198,8 +198,8 @@ class Processes:
         for member in arrival.rendezvous.members:
             for operand in arrival.operands:
                 if member != arrival.member and member < self.ranks and operand.size:
-                    copied = torch.from_numpy(_bytes(operand).copy())
-                    self._sends.append((dist.isend(copied, member, tag=_tag(arrival)), copied))
+                    copied = torch.from_numpy(_view_bytes(operand).copy())
+                    self._sends.append((dist.isend(copied, member, tag=_compute_tag(arrival)), copied))
 
     def wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
         """Wait until one of several rendezvous at which this rank has arrived is complete.
@@ -215,7 +215,7 @@ class Processes:
             Deadlock: No rendezvous can ever be complete.
             NkwError: A member has failed, or the connection is lost.
         """
-        with _connected(arrivals[0].where):
+        with _convert_connection_errors(arrivals[0].where):
             return self._wait(arrivals)
 
     def _wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
@@ -281,14 +281,14 @@ class Processes:
         import torch
         import torch.distributed as dist
 
-        tag = _tag(arrival)
+        tag = _compute_tag(arrival)
         operands: dict[int, list[np.ndarray]] = {arrival.member: arrival.operands}
         receives: list[Any] = []
         for member, described in shapes.items():
-            operands[member] = [_empty(shape, dtype, member) for shape, dtype in described]
+            operands[member] = [_allocate_operand(shape, dtype, member) for shape, dtype in described]
             for operand in operands[member]:
                 if operand.size:
-                    receives.append(dist.irecv(torch.from_numpy(_bytes(operand)), member, tag=tag))
+                    receives.append(dist.irecv(torch.from_numpy(_view_bytes(operand)), member, tag=tag))
         for receive in receives:
             receive.wait()
         return operands
@@ -334,7 +334,7 @@ class Processes:
         ahead = {self.rank}
         while ahead:
             rank = ahead.pop()
-            state = states[rank] = self._state_of(rank)
+            state = states[rank] = self._read_state(rank)
             if state.status == "runs":
                 if not self._has_died(rank):
                     return None
@@ -346,7 +346,7 @@ class Processes:
                 ahead |= {int(key.rpartition("/")[2]) for key in absent} - set(states)
         return states
 
-    def _state_of(self, rank: int) -> StateMessage:
+    def _read_state(self, rank: int) -> StateMessage:
         """Return the state that a rank published last; a rank beyond the world's counts as ended."""
         if rank >= self.ranks:
             return StateMessage()
@@ -387,7 +387,7 @@ _joined: Processes | None = None
 
 
 @contextlib.contextmanager
-def _connected(where: Location) -> Iterator[None]:
+def _convert_connection_errors(where: Location) -> Iterator[None]:
     """Convert a RuntimeError in the `with` block, torch's error for a lost connection, into NkwError."""
     try:
         yield
@@ -411,12 +411,12 @@ def _is_alive(process: int) -> bool:
     return state not in ("Z", "X")
 
 
-def _tag(arrival: Arrival) -> int:
+def _compute_tag(arrival: Arrival) -> int:
     """Return the tag that marks gloo's messages of a rendezvous, equal in all members."""
     return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
+def _allocate_operand(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
     """Return an uninitialised array for an operand that is received; `member` is the sender, for the error.
 
     Raises:
@@ -431,6 +431,6 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
         ) from None
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def _view_bytes(array: np.ndarray) -> np.ndarray:
     """Return the bytes of a contiguous array as a flat uint8 view."""
     return array.reshape(-1).view(np.uint8)

@@ -33,7 +33,7 @@ class Rebuilt:
         self.views: dict[tuple[int, int], list[NkiTensor]] = {}
         self._tensors: dict[tuple[int, int, int], NkiTensor] = {}
         self._streams = {stream.rank: stream for stream in streams}
-        self.plans = [self._plans(stream) for stream in streams]
+        self.plans = [self._rebuild_plans(stream) for stream in streams]
         for rank, stream in self._streams.items():
             for serial, constant in stream.constants.items():
                 storage = self.storage(rank, serial)
@@ -63,7 +63,7 @@ class Rebuilt:
             self.views[rank, serial].append(tensor)
         return tensor
 
-    def _plans(self, stream: Stream) -> list[Plan]:
+    def _rebuild_plans(self, stream: Stream) -> list[Plan]:
         """Return the plan of every event of a stream, over the rebuilt tensors."""
         rank, templates, operands = stream.rank, stream.templates, stream.operands
         plans: list[Plan] = []

@@ -112,7 +112,7 @@ class CoreScheduler:
             bodies[0]()
             return
         threads = [
-            threading.Thread(target=self._thread, args=(core, body), name=f"core-{core}")
+            threading.Thread(target=self._run_thread, args=(core, body), name=f"core-{core}")
             for core, body in enumerate(bodies)
         ]
         try:
@@ -132,7 +132,7 @@ class CoreScheduler:
         if self._error is not None:
             raise self._error
 
-    def _thread(self, core: int, body: Callable[[], None]) -> None:
+    def _run_thread(self, core: int, body: Callable[[], None]) -> None:
         """Run a core's body in its thread once the core is resumed, then let another core run; errors are stored."""
         self._go[core].acquire()
         try:
@@ -228,14 +228,14 @@ class CoreScheduler:
                 f"core {core} waits in {rendezvous.terms.get('operation', 'a rendezvous')} at {where} for "
                 f"member{'s' * (len(missing) > 1)} {', '.join(missing)}"
             )
-            lines += [line for line in self._absent(rendezvous) if line not in lines]
+            lines += [line for line in self._describe_absent(rendezvous) if line not in lines]
         lines += [f"core {core} has ended" for core in sorted(self._done)]
         return Deadlock(
             "NKW-DEADLOCK",
             "every core that has not ended waits for another one\n  " + "\n  ".join(lines),
         )
 
-    def _absent(self, rendezvous: Rendezvous) -> list[str]:
+    def _describe_absent(self, rendezvous: Rendezvous) -> list[str]:
         """Return a text about the members of a rendezvous that this launch cannot have, such as core 1 of one core.
 
         The list is empty if it has all members, or if other processes take part.

@@ -23,7 +23,7 @@ from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Effects
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
-from simulate.lines import location, named
+from simulate.lines import find_assigned_or_empty, location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.layout import Form
 from simulate.run.columns import Columns
@@ -55,7 +55,11 @@ class TensorRecord(NamedTuple):
     @property
     def name(self) -> str:
         """Name in reports: the explicit name, else the variable that the line assigns, else "tile" or "tensor"."""
-        return self.explicit_name or named(self.line) or ("tile" if self.buffer.on_chip else "tensor")
+        return (
+            self.explicit_name
+            or find_assigned_or_empty(self.line)
+            or ("tile" if self.buffer.on_chip else "tensor")
+        )
 
     @property
     def where(self) -> Location | None:

@@ -12,13 +12,13 @@ from nkw.errors import InvalidArgument, NkwError, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.process import remember_interrupts
 from nkw.terminal import error, show, working
-from simulate.isolated import NO_VERDICT, without_verdict
-from simulate.kernel_by_name import files_read, names_a_kernel
+from simulate.isolated import NO_VERDICT, print_no_verdict
+from simulate.kernel_by_name import list_read_files, names_a_kernel
 from simulate.options import TRIALS
 from simulate.profile.numbers import us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch
-from simulate.scripts import bound
+from simulate.scripts import prepare_process
 from simulate.tracebacks import print_user_traceback
 from simulate.tune.cluster import Cluster
 from simulate.tune.measuring import Bench, Subject
@@ -43,11 +43,11 @@ def tune(options: argparse.Namespace) -> int:
     """
     outcome: SearchState | None = None
     try:
-        outputs = Outputs(lambda: files_read(options))
+        outputs = Outputs(lambda: list_read_files(options))
         target = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "tune") as contents:
             _check(options)
-            if not bound(options):
+            if not prepare_process(options):
                 return 2
             report, table = _run_search(options)
             outcome = report.search_state
@@ -63,7 +63,7 @@ def tune(options: argparse.Namespace) -> int:
         error(refused)
         return 2
     except NoVerdict as failed:  # of the kernel's file, or of the kernel with its default
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except NkwError as refused:  # of the chip, with the default
         error(refused)
         return 1

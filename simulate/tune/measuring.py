@@ -10,7 +10,7 @@ from typing import Any
 
 from nkw.errors import NkwError
 from simulate.bind import install
-from simulate.kernel_by_name import callable_named, folder_of, importing_from, launch_named
+from simulate.kernel_by_name import find_import_folder, importing_from, launch_named, load_callable
 from simulate.run.launch import Launch, unwrap_kernel
 from simulate.timing import Reading, dependences, schedule
 from simulate.tune.parameters import ARGUMENT, Candidate
@@ -62,13 +62,13 @@ class Bench:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        with importing_from(folder_of(subject.words)):
-            self.kernel: Callable[..., Any] = unwrap_kernel(callable_named(subject.words))
+        with importing_from(find_import_folder(subject.words)):
+            self.kernel: Callable[..., Any] = unwrap_kernel(load_callable(subject.words))
 
     def launch(self, candidate: Candidate) -> Launch:
         """Launch the kernel dry with a candidate. Errors of the launch pass through."""
         subject = self._subject
-        with importing_from(folder_of(subject.words)):
+        with importing_from(find_import_folder(subject.words)):
             return launch_named(
                 self.kernel, subject.words, subject.arguments, keywords={ARGUMENT: dict(candidate)}
             )

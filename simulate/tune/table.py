@@ -9,7 +9,7 @@ from typing import Any
 
 from nkw.errors import InvalidArgument
 from nkw.files import MOST_SOURCE_BYTES, OutputFile, read_text
-from simulate.kernel_by_name import call_of
+from simulate.kernel_by_name import build_call
 from simulate.run.machine import Mode
 from simulate.tune.parameters import Candidate, Tunable
 
@@ -91,7 +91,7 @@ def make_entry_name(kernel: Tunable, arguments: tuple[str, ...], generation: int
             f"the file of {kernel.name} has no function {kernel.name}_bucket, so no launch of it has an entry; "
             "add the function, or leave --write out",
         )
-    args, keywords = call_of(arguments, Mode.dry)
+    args, keywords = build_call(arguments, Mode.dry)
     return f"{kernel.name} gen{generation} {kernel.bucket(*args, **keywords)}"
 
 

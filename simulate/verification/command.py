@@ -10,18 +10,18 @@ from nkw.child import user_output
 from nkw.errors import InvalidArgument, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.terminal import error, show, working
-from simulate.isolated import without_verdict
+from simulate.isolated import print_no_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
-    call_of,
-    callable_named,
-    files_read,
-    folder_of,
+    build_call,
+    find_import_folder,
     importing_from,
+    list_read_files,
+    load_callable,
     names_a_kernel,
 )
 from simulate.run.observers import observing
-from simulate.scripts import bound
+from simulate.scripts import prepare_process
 from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
 from simulate.verification.trial import refusal
 from simulate.verification.verdict import Verdict
@@ -33,18 +33,18 @@ def verify_command(options: argparse.Namespace) -> int:
         error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")
         return 2
     reference = options.reference or options.script
-    outputs = Outputs(lambda: [*files_read(options), reference.rpartition(":")[0]])
+    outputs = Outputs(lambda: [*list_read_files(options), reference.rpartition(":")[0]])
     try:
         if (options.ranks or 1) > 1:
             raise refusal(f"{ONE_RANK}; {SEVERAL_RANKS}")
         with json_document(options.json, outputs, "verify") as contents:
-            if not bound(options):
+            if not prepare_process(options):
                 return 2
             verdict = _judged(options, reference)
             show(verdict.build_text())
             contents.update(verdict.as_json())
     except NoVerdict as failed:
-        return without_verdict(failed)
+        return print_no_verdict(failed)
     except InvalidArgument as refused:
         error(refused)
         return 2
@@ -68,12 +68,12 @@ def _judged(options: argparse.Namespace, named: str) -> Verdict:
 
     with (
         user_output(to_stderr=True),
-        importing_from(folder_of(named)),
-        importing_from(folder_of(options.script)),
+        importing_from(find_import_folder(named)),
+        importing_from(find_import_folder(options.script)),
         observing(count),
         working(lambda: f"{options.script}: {current}, {count.instructions:,} instructions"),
     ):
-        kernel = callable_named(options.script)
-        reference = callable_named(named) if options.reference else None
-        args, keywords = call_of(options.arguments)
+        kernel = load_callable(options.script)
+        reference = load_callable(named) if options.reference else None
+        args, keywords = build_call(options.arguments)
         return verify(kernel, args, reference, keywords=keywords, progress=count_trials)

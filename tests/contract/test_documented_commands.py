@@ -12,7 +12,7 @@ import pytest
 
 from nkw.commands import build_parser, load
 from nkw.verbs import IS_MODEL, MODEL_BUNDLE, MODEL_VERBS, SIMULATOR_VERBS
-from simulate.cli import _options
+from simulate.cli import _parse_options
 from tools import command_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +67,7 @@ def check_nkw(words: list[str]) -> None:
     if words[0] == "bundle" and load(IS_MODEL)(words[1:]):
         build_parser(words, {"bundle": MODEL_BUNDLE}).parse_args(words)
     elif words[0] in SIMULATOR_VERBS:
-        _options(words, "nkw")
+        _parse_options(words, "nkw")
     else:
         build_parser(words).parse_args(words)
 

@@ -12,7 +12,7 @@ import nki_kernels as kernels
 import simulate
 from nki_kernels.tuned import TUNED
 from nkw.targets import GENERATIONS
-from simulate.kernel_by_name import call_of
+from simulate.kernel_by_name import build_call
 from simulate.run.machine import Mode
 from simulate.tune.measuring import Bench, Subject
 from simulate.tune.parameters import read_declaration
@@ -39,7 +39,7 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     bench = Bench(Subject.from_arguments(f"nki_kernels:{name}", words, "worse"))
     kernel = read_declaration(bench.kernel)
     assert kernel.accepts(values)
-    args, keywords = call_of(words, Mode.dry)
+    args, keywords = build_call(words, Mode.dry)
     assert kernel.bucket is not None and kernel.bucket(*args, **keywords) == launches
     default, tuned = (bench.time_launch(bench.launch(tuning)) for tuning in (kernel.default, values))
     assert tuned.program_ns < default.program_ns

@@ -360,7 +360,7 @@ def test_prompt_may_fill_the_context_but_for_one_token(tiny, capsys) -> None:
 
 
 def test_neuron_backend_without_its_packages_says_what_is_missing(tiny, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("model.device.neuron.installed.real_package", lambda: False)
+    monkeypatch.setattr("model.device.neuron.installed.has_real_package", lambda: False)
     message = refused(capsys, "--model", tiny, "--backend", "neuron")
     assert message.startswith("nkw: error: the neuron backend needs nki")
     assert "pip install 'nki-workbench[neuron]' with AWS Neuron's package repository configured" in message

@@ -16,7 +16,7 @@ import pytest
 import simulate
 from nki_kernels.examples import EXAMPLES, RANKS
 from nkw.errors import InvalidArgument
-from simulate.kernel_by_name import call_of, callable_named
+from simulate.kernel_by_name import build_call, load_callable
 from simulate.run.environment import target_hardware
 from simulate.run.launch import unwrap_kernel
 from simulate.verification import Outcome, inputs
@@ -187,8 +187,8 @@ def test_few_elements_and_zeros_have_no_statistics() -> None:
 
 def silent(kernel: str, seeds: range) -> None:
     words = f"nki_kernels.{kernel}" if ":" in kernel else f"nki_kernels:{kernel}"
-    args, keywords = call_of(EXAMPLES[kernel])
-    function = callable_named(words)
+    args, keywords = build_call(EXAMPLES[kernel])
+    function = load_callable(words)
     try:
         trials_by_seed = trials_of(function, Call(args, keywords), seeds)
     except InvalidArgument as refused:  # without a reference, or one that fails on random values

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simulate.kernel_by_name import call_of
+from simulate.kernel_by_name import build_call
 from simulate.verification import Verdict, verify
 from tests.deep import deep_except
 
@@ -30,7 +30,7 @@ def judged(task: str, file: Path, old: str = "", new: str = "") -> Verdict:
     file.write_text(
         (kernel.replace(old, new) if old else kernel) + between + reference + "\n", encoding="utf-8"
     )
-    args, keywords = call_of(TABLES[task]["ARGUMENTS"])
+    args, keywords = build_call(TABLES[task]["ARGUMENTS"])
     names = runpy.run_path(str(file))
     verdict = verify(names[task], args, keywords=keywords)
     lines = str(verdict).splitlines()

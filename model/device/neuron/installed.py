@@ -13,8 +13,8 @@ from enum import Enum
 from importlib import metadata
 
 from model.errors import ModelError
-from simulate.bind import real_package
-from simulate.vendor_packages import FIRST_TORCHNEURON, is_genuine, numbers
+from simulate.bind import has_real_package
+from simulate.vendor_packages import FIRST_TORCHNEURON, is_genuine, parse_version
 
 _REPOSITORY = "AWS Neuron's package repository"
 
@@ -42,9 +42,9 @@ def installed_software() -> Software:
     """
     versions = {name: installed_version(name) for name in ("nki", "torch-neuronx", "neuronx-cc")}
     torch_neuronx = versions["torch-neuronx"]
-    is_native = torch_neuronx is not None and numbers(torch_neuronx) >= FIRST_TORCHNEURON
+    is_native = torch_neuronx is not None and parse_version(torch_neuronx) >= FIRST_TORCHNEURON
     needed = ["torch", "torch_neuronx"] if is_native else ["torch", "torch_neuronx", "torch_xla"]
-    missing = [] if real_package() else ["nki"]
+    missing = [] if has_real_package() else ["nki"]
     missing += [name for name in needed if not _is_installed(name)]
     if missing:
         raise ModelError(

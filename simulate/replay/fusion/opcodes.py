@@ -14,7 +14,7 @@ from simulate.memory.views import count as count_elements
 from simulate.memory.views import is_row_major
 from simulate.numerics import DType, from_float32, to_float32
 from simulate.run.execute import round_to_dtype
-from simulate.run.indirect import cached_element_ids, refuse_elements, refuse_index
+from simulate.run.indirect import get_element_ids, refuse_elements, refuse_index
 
 NumpyCall = tuple[Any, list[Any]]
 
@@ -142,7 +142,7 @@ class DynamicView:
         """Return the positions of the selected elements, in `shape`: axes of packed views, then axes of the view."""
         packed = shape[: len(shape) - len(self.shape)]
         starts = (indices * self.step + self.offset).reshape(*packed, -1, *(1,) * (len(self.shape) - 1))
-        return cached_element_ids(self.shape, self.strides) + starts
+        return get_element_ids(self.shape, self.strides) + starts
 
     def view_rows(self, tensor: np.ndarray) -> np.ndarray:
         """Return a view of the tensor whose row i has the contiguous elements that index i selects."""

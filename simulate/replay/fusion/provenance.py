@@ -14,7 +14,7 @@ import numpy as np
 
 from simulate.memory import views
 from simulate.replay.fusion.graph import NotFused, Value, View
-from simulate.run.indirect import element_ids
+from simulate.run.indirect import build_element_ids
 
 _ELEMENTS_MAX = 1 << 40  # an id is value number * this + position; no value has so many elements
 _BOXES_MAX = 256
@@ -158,7 +158,7 @@ def _index_view(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...],
 
 def compute_element_ids(view: View) -> ElementIds:
     """Compute the ids of the elements of a view."""
-    return element_ids(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
+    return build_element_ids(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
 
 
 def concatenate(provenances: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
@@ -208,7 +208,7 @@ def find_view(ids: ElementIds, values: list[Value]) -> View | None:
         0 if extent == 1 else int(ids[origin[:dim] + (1,) + origin[dim + 1 :]]) - first
         for dim, extent in enumerate(ids.shape)
     ]
-    if not np.array_equal(ids, element_ids(ids.shape, tuple(strides), first)):
+    if not np.array_equal(ids, build_element_ids(ids.shape, tuple(strides), first)):
         return None
     value_number, offset = divmod(first, _ELEMENTS_MAX)
     if int(ids.min()) // _ELEMENTS_MAX != value_number or int(ids.max()) // _ELEMENTS_MAX != value_number:
