@@ -62,7 +62,9 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
     if _decided is not None:
         if wanted not in ("auto", _decided):
             raise InvalidArgument(
-                "NKW-BACKEND", f"nki is bound to {_decided} in this process; {wanted} was asked for"
+                "NKW-BACKEND",
+                f"nki is bound to {_decided} in this process, so {wanted} cannot be installed; "
+                "start a new process for it",
             )
         return _decided
     if wanted == "neuron" and not has_real_package():

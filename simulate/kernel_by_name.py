@@ -303,7 +303,10 @@ def load_callable(words: str) -> Callable[..., Any]:
     """
     match = _NAMED.fullmatch(words)
     if match is None:
-        raise InvalidArgument("NKW-KERNEL-NAME", f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME")
+        raise InvalidArgument(
+            "NKW-KERNEL-NAME",
+            f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME; name a kernel in one of these forms",
+        )
     source, name = match["place"], match["name"]
     if source.endswith(".py"):
         if not is_file(source):
@@ -323,7 +326,9 @@ def load_callable(words: str) -> Callable[..., Any]:
                 "NKW-KERNEL-NAME", f"{shown(source, LONGEST_PATH)} is not a module: {reason}"
             ) from None
     if not callable(function):
-        raise InvalidArgument("NKW-KERNEL-NAME", f"{source} has no kernel {name}")
+        raise InvalidArgument(
+            "NKW-KERNEL-NAME", f"{source} has no kernel {name}; give the name of a function that it defines"
+        )
     return function  # type: ignore[no-any-return]
 
 
@@ -355,12 +360,15 @@ def _parse_argument(text: str) -> Any:
         shape = (0,)
     if min(shape) < 1:
         raise InvalidArgument(
-            "NKW-KERNEL-ARGUMENT", f"the shape of {text:.60} is not a list of positive numbers"
+            "NKW-KERNEL-ARGUMENT",
+            f"the shape of {text:.60} is not a list of positive numbers; give sizes such as f32[128,512]",
         )
     try:  # one element seen as many; numbers come in where there are any
         return np.broadcast_to(np.zeros((), dtype), shape)
     except ValueError:
-        raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory; give smaller sizes"
+        ) from None
 
 
 def build_call(
@@ -415,5 +423,5 @@ def _fill_argument(text: str, seed: tuple[int, int], mode: Mode) -> Any:
         return values.astype(argument.dtype)
     except MemoryError:
         raise InvalidArgument(
-            "NKW-KERNEL-ARGUMENT", f"{text:.60} does not fit into this machine's memory"
+            "NKW-KERNEL-ARGUMENT", f"{text:.60} does not fit into this machine's memory; give smaller sizes"
         ) from None

@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("nki_budget") and "nki_budget" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(
-                f"{item.nodeid} has the marker nki_budget and does not use the fixture nki_budget"
+                f"{item.nodeid} has the marker nki_budget and not its fixture; add the parameter nki_budget"
             )
 
 

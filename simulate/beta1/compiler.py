@@ -47,7 +47,10 @@ class _Memory:
         """
         base = wanted.get(self.base)
         if not isinstance(base, int) or base < 0:
-            raise InvalidArgument("NKW-PLACEMENT", f"mod_alloc({self.base}={base!r:.60}); it is 0 or more")
+            raise InvalidArgument(
+                "NKW-PLACEMENT",
+                f"mod_alloc({self.base}={base!r:.60}); give {self.base} as an integer of 0 or more",
+            )
         return Placement(self.memory, wanted)
 
     def auto_alloc(self) -> Placement:

@@ -82,7 +82,9 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
     except (TypeError, ValueError):
         raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} is not a tuple of integers") from None
     if len(marked) > 1:
-        raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} has more than one nl.par_dim")
+        raise InvalidArgument(
+            "NKW-SHAPE", f"shape {shape!r:.80} has more than one nl.par_dim; mark the partition dim only"
+        )
     on_chip = isinstance(memory, MemoryRegion) and memory.on_chip
     axis = marked[0] if marked and on_chip else 0
     program = current()

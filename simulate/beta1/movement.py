@@ -121,7 +121,11 @@ def dma_transpose(
     no_mask("dma_transpose", mask)
     order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim) if axes is None else tuple(axes)
     if order is None or sorted(order) != list(range(src.ndim)):
-        raise InvalidArgument("NKW-BETA1-AXES", f"dma_transpose(axes={axes!r:.40}) of {src.shape}")
+        raise InvalidArgument(
+            "NKW-BETA1-AXES",
+            f"dma_transpose(axes={axes!r:.40}) of {src.shape}; axes names each dim once, such as (1, 0), and may be "
+            "left out for two to four dims",
+        )
 
     def emit(dst: Region) -> None:
         issue(
@@ -210,7 +214,10 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
     """
     values = np.asarray(constant)
     if values.ndim == 0 or not values.size:
-        raise InvalidArgument("NKW-SHAPE", f"nl.shared_constant of an array of shape {values.shape}")
+        raise InvalidArgument(
+            "NKW-SHAPE",
+            f"nl.shared_constant of an array of shape {values.shape}; pass an array of at least one dim and element",
+        )
     core = current().core
     element = core.stored_dtype(as_dtype(values.dtype if dtype is None else dtype))
     content = (

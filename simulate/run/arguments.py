@@ -135,7 +135,8 @@ class Arguments:
             array = view_words(array, dtype_of_array)
         if array.size == 0:
             raise InvalidArgument(
-                "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
+                "NKW-SHAPE",
+                f"argument {name or '?'} of shape {array.shape} has no elements; pass an array with at least one",
             )
         shape = array.shape or (1,)
         dtype = self._storage_dtype(dtype_of_array)

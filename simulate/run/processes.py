@@ -427,7 +427,8 @@ def _allocate_operand(shape: tuple[int, ...], dtype: np.dtype, member: int) -> n
     except (MemoryError, ValueError):  # numpy's error for a size beyond its integers
         raise NkwError(
             "NKW-PROCESS-LOST",
-            f"rank {member} sends an array of {shape} {dtype}, which does not fit into memory",
+            f"rank {member} sends an array of {shape} {dtype}, which does not fit into this host's memory; send a "
+            "smaller one",
         ) from None
 
 

@@ -97,7 +97,9 @@ def test_a_refused_kernel_to_compare_with_is_an_error(script: Path, capsys: Capt
     captured = capsys.readouterr()
     assert captured.out == "" and "error: [NKW-" in captured.err
     assert main(["time", kernel, SMALL, "--against", f"{script}:missing", SMALL]) == 2
-    assert capsys.readouterr().err.endswith("has no kernel missing\n")
+    assert capsys.readouterr().err.endswith(
+        "has no kernel missing; give the name of a function that it defines\n"
+    )
 
 
 AGAIN = "; write it again with time --json"

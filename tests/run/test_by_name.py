@@ -150,13 +150,13 @@ def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
             "scaled",
             ["f32[4,x]"],
             "NKW-KERNEL-ARGUMENT",
-            "the shape of f32[4,x] is not a list of positive numbers",
+            "the shape of f32[4,x] is not a list of positive numbers; give sizes such as f32[128,512]",
         ),
         (
             "scaled",
             ["f32[4,0]"],
             "NKW-KERNEL-ARGUMENT",
-            "the shape of f32[4,0] is not a list of positive numbers",
+            "the shape of f32[4,0] is not a list of positive numbers; give sizes such as f32[128,512]",
         ),
         (
             "scaled",
@@ -176,8 +176,18 @@ def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
             "NKW-KERNEL-CALL",
             "{file}:scaled does not take these arguments: at most 256 rows, not 257",
         ),
-        ("NUMBER", [], "NKW-KERNEL-NAME", "{file} has no kernel NUMBER"),
-        ("absent", [], "NKW-KERNEL-NAME", "{file} has no kernel absent"),
+        (
+            "NUMBER",
+            [],
+            "NKW-KERNEL-NAME",
+            "{file} has no kernel NUMBER; give the name of a function that it defines",
+        ),
+        (
+            "absent",
+            [],
+            "NKW-KERNEL-NAME",
+            "{file} has no kernel absent; give the name of a function that it defines",
+        ),
     ],
 )
 def test_refuses_in_one_sentence(

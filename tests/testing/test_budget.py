@@ -282,7 +282,9 @@ def test_a_fixture_without_a_marker_and_a_marker_without_the_fixture_are_refused
     done.stdout.fnmatch_lines(["*the test has no marker nki_budget with a budget"])
     done = suite("@pytest.mark.nki_budget(time_us=40)\ndef test_one():\n    pass\n")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines(["*test_one has the marker nki_budget and does not use the fixture nki_budget"])
+    done.stderr.fnmatch_lines(
+        ["*test_one has the marker nki_budget and not its fixture; add the parameter nki_budget"]
+    )
 
 
 def test_the_marker_is_registered(suite) -> None:
