@@ -17,7 +17,7 @@ _MODULES = {"LLM": "model.llm.llm", "EngineArgs": "model.llm.engine_args"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name. Raises AttributeError for another name."""
+    """Import a public name at its first use and return it; AttributeError for any other name."""
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

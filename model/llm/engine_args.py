@@ -1,4 +1,7 @@
-"""Arguments of an engine, and the engine made of them: folder, pages, buckets, drafts and device."""
+"""Arguments of an engine, and the making of an engine from them: folder, pages, buckets, drafts and device.
+
+`LLM` and the server call `make_engine`.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,11 @@ class EngineArgs:
     mask_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check types and convert NumPy integers to int. Raises ModelError for a wrong type or range."""
+        """Check types and convert NumPy integers to int.
+
+        Raises:
+            ModelError: A value has a wrong type or is out of range.
+        """
         if not isinstance(self.model, str | Path):
             raise ModelError(f"model is {display_value(self.model)}; it must be a text or a Path")
         for check, names in _TYPES:
@@ -116,7 +123,11 @@ class EngineArgs:
 
     @property
     def grammar_limits(self) -> GrammarLimits:
-        """Limits of the grammars of structured outputs. Raises ModelError for a limit that is not above 0."""
+        """Limits of the grammars of structured outputs.
+
+        Raises:
+            ModelError: A limit is not above 0.
+        """
         return GrammarLimits(self.grammar_cpu_seconds, self.grammar_memory_mib, self.mask_seconds)
 
 
@@ -133,7 +144,15 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
 
 
 def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
-    """Return engine arguments from the options `ENGINE` of serve. `more` has the arguments without an option."""
+    """Return engine arguments from the parsed options of a command.
+
+    Args:
+        options: Parsed options, those of `ENGINE` among them.
+        more: Arguments that have no option.
+
+    Raises:
+        ModelError: A value is out of range, or --speculative-config is no JSON object.
+    """
     return EngineArgs(
         model=options.model,
         tensor_parallel_size=options.tp,
@@ -156,7 +175,11 @@ def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
 
 
 def _parse_object(text: str | None) -> dict[str, Any] | None:
-    """Return the JSON object of --speculative-config. Raises ModelError for anything else."""
+    """Return the JSON object that is the value of --speculative-config; None for None.
+
+    Raises:
+        ModelError: The text is no JSON object.
+    """
     if text is None:
         return None
     try:
@@ -170,7 +193,10 @@ def _parse_object(text: str | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Model, limits, caches and buckets that follow from the arguments of an engine."""
+    """Model, limits, caches and buckets that follow from the arguments of an engine.
+
+    `length` is the most positions of a sequence. `pools` and `slots` are those of one group.
+    """
 
     args: EngineArgs
     folder: Path
@@ -184,13 +210,20 @@ class EngineSetup:
 
     @property
     def mesh(self) -> Mesh:
-        """Groups of ranks that divide experts; each group computes a draft model without experts alone."""
+        """Mesh of all ranks: groups of ranks that divide the routed experts.
+
+        If the config has no routed experts, as that of a draft model, each group computes all of the model.
+        """
         groups = self.args.expert_parallel_size
         expert_groups = groups if collect_expert_counts(self.config) else 1
         return Mesh(self.args.tensor_parallel_size, groups, expert=expert_groups)
 
     def load_model(self) -> PagedModel:
-        """Return the model with its weights on the device. Raises ModelError for weights that do not fit the config."""
+        """Return the model runner, with weights, pages and slots on the device.
+
+        Raises:
+            ModelError: The weights do not fit the config, or weights or pages do not fit into memory.
+        """
         model = LoadedModel.open(self.folder, self.args.dtype, self.config)
         device = open_device(self.args.backend, self.args.target, self.mesh.ranks)
         return PagedModel(
@@ -206,7 +239,11 @@ class EngineSetup:
 
 
 def set_up_engine(args: EngineArgs) -> EngineSetup:
-    """Return the setup of an engine. Raises ModelError if the folder or the arguments do not allow it."""
+    """Return the setup of an engine, without loading weights.
+
+    Raises:
+        ModelError: The model folder or the arguments do not allow it.
+    """
     if args.lnc is not None:
         from model.device import choose_lnc  # loads the simulator
 
@@ -235,7 +272,9 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
     )
     if config.cross_positions:
         if speculation.tokens:
-            raise ModelError(f"drafts are for texts; a {config.model_type} transcribes speech")
+            raise ModelError(
+                f"drafts are for texts; a {config.model_type} transcribes speech: leave speculative_config out"
+            )
         options = options.for_windows(length)
         args = replace(args, max_num_batched_tokens=options.max_num_batched_tokens)
     if any(draft.is_recurrent for draft in speculation.configs):
@@ -248,9 +287,10 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
 
 
 def make_engine(args: EngineArgs) -> Engine:
-    """Return the engine of a model folder.
+    """Return a new engine for a model folder, with weights loaded.
 
-    Raises ModelError if the folder, the arguments or the memory of this machine do not allow it.
+    Raises:
+        ModelError: The folder, the arguments or the memory of this machine do not allow it.
     """
     setup, *more_groups = (set_up_engine(args) for _ in range(max(1, args.expert_parallel_size)))
     config = setup.config
@@ -271,7 +311,11 @@ def make_engine(args: EngineArgs) -> Engine:
 
 
 def _check_groups(config: ModelConfig, args: EngineArgs) -> None:
-    """Raise ModelError for ranks or groups that cannot share a model, and for several groups on a chip."""
+    """Check that ranks and groups can share the model.
+
+    Raises:
+        ModelError: They cannot, or there are several groups with the backend neuron.
+    """
     check_ranks(config, args.tensor_parallel_size)
     if args.expert_parallel_size < 1:
         raise ModelError(f"expert_parallel_size is {args.expert_parallel_size}; at least 1 is needed")
@@ -283,7 +327,14 @@ def _check_groups(config: ModelConfig, args: EngineArgs) -> None:
 
 
 def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> tuple[PagePool, ...]:
-    """Return a page pool for each window of the models' layers; a window has no more pages than sequences can hold.
+    """Return one empty page pool for each attention window of the models' layers, and one for layers without a window.
+
+    A window has no more pages than `max_num_seqs` sequences can use.
+
+    Args:
+        configs: The model, and the draft model if there is one.
+        args: The arguments of the engine.
+        length: Most positions of a sequence.
 
     Raises:
         ModelError: num_pages is below 1.
@@ -301,7 +352,7 @@ def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int)
 
 
 def _create_slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
-    """Return the slots of recurrent states or of speech windows; None for a model without either.
+    """Return the slots for recurrent states or for encoded windows of speech; None for a model without either.
 
     Raises:
         ModelError: mamba_block_size is no multiple of block_size, or num_state_slots is below 1.
@@ -313,7 +364,7 @@ def _create_slots(config: ModelConfig, args: EngineArgs, speculation: _Speculati
     if args.mamba_block_size < 1 or args.mamba_block_size % args.block_size:
         raise ModelError(
             f"mamba_block_size is {args.mamba_block_size}; snapshots are whole pages of {args.block_size} positions "
-            "apart"
+            "apart: give a multiple of block_size"
         )
     states = 3 if speculation.tokens else 2  # of a sequence; the third is the state before drafts
     count = args.max_num_seqs * states if args.num_state_slots is None else args.num_state_slots
@@ -323,10 +374,12 @@ def _create_slots(config: ModelConfig, args: EngineArgs, speculation: _Speculati
 
 
 def _read_buckets(buckets: str | Buckets | None, limits: BucketLimits, backend: str) -> Buckets:
-    """Return the buckets of an engine; the default has few sizes if the backend compiles each shape.
+    """Return the buckets of an engine.
+
+    If none are given, sizes are powers of two; on the backend neuron, which compiles every shape, they are few.
 
     Raises:
-        ModelError: the buckets are auto, or do not cover the limits.
+        ModelError: The buckets are "auto", have another form, or do not cover the limits.
     """
     if buckets == AUTO:
         raise ModelError(
@@ -339,11 +392,13 @@ def _read_buckets(buckets: str | Buckets | None, limits: BucketLimits, backend: 
 
 @dataclass(frozen=True)
 class _Speculation:
-    """Checked speculative_config.
+    """Checked speculative_config of an engine.
 
-    tokens       draft tokens that a step verifies for each request; 0 for none
-    most, least  tokens that prompt lookup matches
-    model        folder of the draft model; None for prompt lookup
+    | field | meaning |
+    |---|---|
+    | `tokens` | draft tokens that a step verifies for each request; 0 for no drafts |
+    | `most`, `least` | longest and shortest n-gram that prompt lookup matches |
+    | `model` | folder of the draft model; None for prompt lookup |
     """
 
     tokens: int = 0
@@ -353,7 +408,11 @@ class _Speculation:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | None) -> _Speculation:
-        """Return the checked speculative_config. Raises ModelError for an unknown name and for a wrong value."""
+        """Return the checked speculative_config; the one without drafts for None.
+
+        Raises:
+            ModelError: The config has an unknown name or a wrong value.
+        """
         if config is None:
             return cls()
         names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "model")
@@ -367,21 +426,27 @@ class _Speculation:
         if not 1 <= tokens < MOST_ROWS:
             raise ModelError(f"num_speculative_tokens is {tokens}; it must be between 1 and {MOST_ROWS - 1}")
         if (method == "draft_model") != ("model" in config):
-            raise ModelError("speculative_config has a model where its method is draft_model, and only there")
+            raise ModelError(
+                f"speculative_config has method {method!r} {'with' if 'model' in config else 'without'} a model; "
+                "draft_model needs the folder of one, and ngram takes none"
+            )
         most = check_integer("prompt_lookup_max", config.get("prompt_lookup_max", 4))
         least = check_integer("prompt_lookup_min", config.get("prompt_lookup_min", min(2, most)))
         return cls(tokens, most, least, find_model_path(config["model"]) if "model" in config else None)
 
     @property
     def configs(self) -> Sequence[ModelConfig]:
-        """Config of the draft model, if there is a draft model."""
+        """Config of the draft model; empty without one."""
         return () if self.model is None else (load_config(self.model),)
 
     def create_proposer(self, setup: EngineSetup) -> Proposer | None:
-        """Return the proposer of drafts; None for none.
+        """Return the proposer of draft tokens; None without drafts. A draft model is loaded.
+
+        Args:
+            setup: The setup of the engine, whose pages the draft model shares.
 
         Raises:
-            ModelError: the draft model has a different vocabulary, or a shorter context than the engine.
+            ModelError: The draft model has a different vocabulary, or a shorter context than the engine.
         """
         if not self.tokens:
             return None
@@ -390,9 +455,14 @@ class _Speculation:
         (draft,) = self.configs
         if draft.vocab_size != setup.config.vocab_size:
             raise ModelError(
-                f"{self.model}: the draft model has {draft.vocab_size} tokens, the model {setup.config.vocab_size}"
+                f"{self.model}: the draft model has {draft.vocab_size} tokens, the model {setup.config.vocab_size}; "
+                "take a draft model with the same vocabulary"
             )
         if draft.context < min(setup.buckets.context[-1], setup.config.context):
-            raise ModelError(f"{self.model}: the draft model has a context of {draft.context} positions")
+            raise ModelError(
+                f"{self.model}: the draft model has a context of {draft.context} positions, the engine "
+                f"{min(setup.buckets.context[-1], setup.config.context)}; take another draft model or a smaller "
+                "max_model_len"
+            )
         config = draft.fix_rope_length(setup.length)
         return DraftModel(replace(setup, folder=self.model, config=config, slots=None).load_model())

@@ -43,15 +43,23 @@ _NAMES = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
 class LLM:
-    """Model that answers many prompts at once.
+    """Model that continues many prompts at once.
 
     The keywords are the fields of `EngineArgs` and those of vLLM; `model.llm.vllm_options` says what vLLM's mean here.
-
     Several threads may call it; a lock serialises their use of the engine.
     """
 
     def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
-        """Load a model folder. Raises ModelError as `translate_arguments` and `make_engine` do."""
+        """Load a model folder and create its engine.
+
+        Args:
+            model: A Hugging Face folder, or the name of a shipped model.
+            arguments: Fields of `EngineArgs`, and keywords of vLLM.
+
+        Raises:
+            ModelError: A keyword is unknown or refused, or the folder, the arguments or the memory do not allow the
+                engine.
+        """
         args = EngineArgs(model, **translate_arguments(arguments, EngineArgs.__dataclass_fields__))
         self._args = replace(args, model=find_model_path(args.model))
         self.engine = make_engine(self._args)
@@ -64,7 +72,13 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of prompts without parameters: the defaults, changed by generation_config.json."""
+        """Return the sampling parameters for prompts without any.
+
+        They are the defaults of SamplingParams, replaced by the values in the folder's generation_config.json.
+
+        Raises:
+            ModelError: generation_config.json has a wrong value.
+        """
         fields = Fields(Path(self._args.model) / "generation_config.json", optional=True)
         numbers = ("temperature", "top_p", "min_p", "repetition_penalty")
         params: dict[str, Any] = {
@@ -84,11 +98,12 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Compute continuations of prompts together and return them in the order of the prompts.
+        """Compute continuations of prompts together, and return the outputs in the order of the prompts.
 
-        A prompt that could not be computed has the finish reason error and a warning.
+        A prompt that could not be computed has the finish reason "error", and causes a RuntimeWarning.
 
         Args:
+            prompts: one prompt or several ones; see `Prompt`.
             sampling_params: parameters of all prompts, a sequence with the parameters of each, or None for
                 `get_default_sampling_params`.
             use_tqdm: show the progress on a terminal.
@@ -107,7 +122,9 @@ class LLM:
             numbers = check_sequence("priority", priority, "numbers")
             priorities = [check_integer("a priority", number) for number in numbers]
         if len(priorities) != len(prompt_list):
-            raise ModelError(f"{len(priorities)} priorities for {len(prompt_list)} prompts")
+            raise ModelError(
+                f"{len(priorities)} priorities for {len(prompt_list)} prompts; give one for each prompt"
+            )
         with self._lock:
             return self._generate(prompt_list, params, priorities, use_tqdm)
 
@@ -118,7 +135,10 @@ class LLM:
         priorities: Sequence[int],
         shows: bool,
     ) -> list[RequestOutput]:
-        """Submit a request for each prompt, run all requests, and cancel the unfinished ones after an error."""
+        """Submit a request for each prompt, run all to their ends, and return the outputs.
+
+        After an exception, unfinished requests are cancelled.
+        """
         requests: list[RequestOutput] = []
         try:
             for prompt, prompt_params, priority in zip(prompts, params, priorities):
@@ -134,7 +154,7 @@ class LLM:
         return requests
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Remove all pages from the prefix cache and return whether it succeeded.
+        """Remove all pages from the prefix cache, and return whether it succeeded.
 
         Args:
             reset_running_requests: preempt running requests, whose pages prevent the reset otherwise.
@@ -143,12 +163,12 @@ class LLM:
             return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
 
     def predict_steps(self) -> StepsPrediction:
-        """Predict the time of all steps so far on `target`, whose ranks have `lnc` physical cores.
+        """Return the predicted time of all steps so far on `target`, whose ranks have `lnc` physical cores.
 
-        Each shape of a step is predicted once, by dry launches.
+        Each shape of a step is predicted once, by dry runs of its kernels.
 
         Raises:
-            ModelError: NEURON_LOGICAL_NC_CONFIG is the default of `lnc`, and is not that of the target.
+            ModelError: The target does not have the number of physical cores in NEURON_LOGICAL_NC_CONFIG.
         """
         with self._lock:
             return self._step_predictor.add_up(self.engine.use.steps)
@@ -170,16 +190,20 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return the answers to a conversation or to several ones, by `generate` with a chat template.
+        """Return the answers to one conversation or several ones, in order, by `generate` with a chat template.
 
         Args:
+            messages: the messages of a conversation, or a list of conversations.
+            sampling_params: as for `generate`.
+            use_tqdm: show the progress on a terminal.
             chat_template: the template; None for the folder's template.
             add_generation_prompt: a variable of the template: whether the start of an answer follows the messages.
             tools: a variable of the template: the tools that the answer may call.
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            ModelError: as `generate` and `ChatTemplate.render` do.
+            ModelError: a message is no mapping, the template cannot be rendered, or `generate` raises it.
+            EngineFailed: the engine failed.
         """
         template = ChatTemplate(self._args.model, chat_template)
         variables = {
@@ -195,7 +219,15 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, requests: Sequence[RequestOutput], shows: bool) -> None:
-        """Step until all requests have finished, and warn of failed requests. Raises ModelError if all failed."""
+        """Run steps until all requests have finished, and warn of failed requests.
+
+        Args:
+            requests: outputs of submitted requests.
+            shows: show the progress on a terminal.
+
+        Raises:
+            ModelError: all requests failed.
+        """
         for request in progress(requests, "prompts") if shows else requests:
             while not request.finished:
                 self.engine.step()
@@ -218,7 +250,11 @@ class LLM:
     def _list_params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, prompts: int
     ) -> Sequence[SamplingParams]:
-        """Return the parameters of each prompt. Raises ModelError for a wrong type or number of parameters."""
+        """Return one SamplingParams for each of `prompts` prompts.
+
+        Raises:
+            ModelError: The value has another type, or its length is not the number of prompts.
+        """
         if params is None or isinstance(params, SamplingParams):
             return [params or self.get_default_sampling_params()] * prompts
         params_list = check_sequence("sampling_params", params, "SamplingParams")
@@ -228,26 +264,44 @@ class LLM:
                     f"sampling_params has {display_value(prompt_params)}; it must have SamplingParams"
                 )
         if len(params_list) != prompts:
-            raise ModelError(f"{len(params_list)} sampling_params for {prompts} prompts")
+            raise ModelError(
+                f"{len(params_list)} sampling_params for {prompts} prompts; give one for each prompt, or one for all"
+            )
         return params_list
 
     def _read_window(self, prompt: Prompt) -> ModelInputs | None:
-        """Return the speech window of a prompt, or None. Raises ModelError for invalid multi_modal_data."""
+        """Return the speech window of a prompt as a spectrum; None for a prompt without multi_modal_data.
+
+        Raises:
+            ModelError: multi_modal_data is invalid, or the model takes no audio.
+        """
         data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
         if data is None:
             return None
         if not isinstance(data, Mapping) or [*data] != ["audio"]:
-            raise ModelError("multi_modal_data is a mapping with audio: samples, and how many a second has")
+            raise ModelError(
+                f"multi_modal_data is {display_value(data)}; it must be a mapping such as {{'audio': (samples, 16000)}}"
+            )
         audio, shape = data["audio"], load_config(find_model_path(self._args.model), TEXT, SPEECH).spectrum
         if not isinstance(audio, Sequence) or len(audio) != 2:
-            raise ModelError("audio is a pair: samples, and how many of them a second has")
+            raise ModelError(
+                f"audio is of type {type(audio).__name__}; it must be a pair: samples, and their rate in Hz"
+            )
         if shape is None:
             raise ModelError(WITHOUT_AUDIO)
         samples, rate = audio
         return ModelInputs(compute_window_spectrum(samples, rate, shape))
 
     def _encode(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
-        """Return the text of a prompt, or None without text, and its token ids. Raises ModelError for other prompts."""
+        """Return (text, token ids) of a prompt; the text is None for a prompt of token ids alone.
+
+        Args:
+            prompt: The prompt.
+            special_tokens: Whether the tokenizer adds special tokens to a text in a mapping.
+
+        Raises:
+            ModelError: The prompt has another form.
+        """
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
@@ -268,7 +322,11 @@ class LLM:
 
 
 def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a text, a mapping and a list of token ids are a single prompt."""
+    """Return a list of prompts; a text, a mapping or a list of token ids becomes a list with this single prompt.
+
+    Raises:
+        ModelError: The value is none of these and no list.
+    """
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, np.ndarray):
@@ -278,7 +336,11 @@ def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _list_conversations(messages: Any) -> list[Sequence[Message]]:
-    """Return a list of conversations; a list of messages is a single conversation."""
+    """Return a list of conversations; a list of messages becomes a list with this single conversation.
+
+    Raises:
+        ModelError: A conversation is no list, or a message is no mapping.
+    """
     sequence = check_sequence("messages", messages, "mappings")
     if not sequence or isinstance(sequence[0], Mapping):
         sequence = [sequence]

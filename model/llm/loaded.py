@@ -1,4 +1,7 @@
-"""Opened model folder: weights of ranks, reference model in plain numpy, and devices of the backends."""
+"""Opened model folder: weights of ranks, the reference model in NumPy, and the devices of the backends.
+
+`engine_args` and the commands that compute a model use it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.execution.bound_launch import Device
-from model.execution.stages import layers_of_stage
+from model.execution.stages import list_stage_layers
 from model.families import compose, load_config
 from model.layers.precision import choose_activation_dtype
 from model.layers.weight import WeightDtypes
@@ -24,7 +27,10 @@ from model.runners.reference import ReferenceModel
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Model folder with its config and its mapped checkpoint. `dtype` is the dtype of activations, or auto."""
+    """Model folder with its config and its memory-mapped checkpoint.
+
+    `dtype` is the dtype of activations: float32, bfloat16, or auto for the checkpoint's.
+    """
 
     folder: Path
     config: ModelConfig
@@ -33,28 +39,34 @@ class LoadedModel:
 
     @classmethod
     def open(cls, folder: Path, dtype: str = "float32", config: ModelConfig | None = None) -> LoadedModel:
-        """Open a folder. Raises ModelError for files that disagree.
+        """Open a folder, without reading its weights.
 
         Args:
-            config: the folder's config where it has been read; None to read it.
+            folder: the model folder.
+            dtype: dtype of activations.
+            config: the folder's config if it has been read; None to read it.
+
+        Raises:
+            ModelError: files are missing or disagree.
         """
         config = config or load_config(folder)
         return cls(folder, config, open_checkpoint(folder, config), dtype)
 
     @property
     def activations(self) -> np.dtype:
-        """Dtype of activations."""
+        """NumPy dtype of activations."""
         return choose_activation_dtype(self.dtype, self.config, self.checkpoint)
 
     @property
     def weight_dtypes(self) -> WeightDtypes:
-        """Dtypes of weights on a device, without reading the checkpoint's tensors."""
+        """Dtypes of weights on a device, from the checkpoint's header alone."""
         return choose_weight_dtypes(compose(self.config).weights, self.checkpoint, self.activations)
 
     def load_shards(self, mesh: Mesh, ranks: Iterable[int] | None = None) -> tuple[RankWeights, ...]:
-        """Return the weights of ranks of a mesh, each distinct shard once.
+        """Return the weights of ranks of a mesh, one entry for each distinct shard.
 
         Args:
+            mesh: the mesh.
             ranks: the ranks; None for all. A single rank of several has the weights of its pipeline stage only.
 
         Raises:
@@ -63,7 +75,7 @@ class LoadedModel:
         ranks = list(range(mesh.ranks) if ranks is None else ranks)
         distinct = list(dict.fromkeys(map(mesh.shard, ranks)))
         layers = (
-            layers_of_stage(compose(self.config), mesh, ranks[0]) if len(ranks) == 1 < mesh.ranks else None
+            list_stage_layers(compose(self.config), mesh, ranks[0]) if len(ranks) == 1 < mesh.ranks else None
         )
         checkpoint = self.checkpoint
         return shard_weights(
@@ -71,15 +83,21 @@ class LoadedModel:
         )
 
     def create_reference(self, ranks: int = 1) -> ReferenceModel:
-        """Return the model in plain numpy, with the rounding of a device of `ranks` ranks."""
+        """Return the model in NumPy, with activations rounded as on a device of `ranks` ranks."""
         return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks)
 
 
 def open_device(backend: str, target: str, ranks: int, **simulation: Any) -> Device:
-    """Return the device of a backend. Raises ModelError for a backend that is neither simulate nor neuron.
+    """Return a device of a backend.
 
     Args:
-        simulation: options of a simulated device.
+        backend: "simulate" or "neuron".
+        target: name of the chip.
+        ranks: number of ranks.
+        simulation: keywords of `SimulatedDevice`; not used for neuron.
+
+    Raises:
+        ModelError: the backend is unknown, or the device cannot be opened.
     """
     if backend == "simulate":
         from model.device import SimulatedDevice
@@ -89,4 +107,4 @@ def open_device(backend: str, target: str, ranks: int, **simulation: Any) -> Dev
         from model.device.neuron import NeuronDevice
 
         return NeuronDevice(ranks, target)
-    raise ModelError(f"backend {backend!r}; an engine knows simulate and neuron")
+    raise ModelError(f"backend is {backend!r}; it must be simulate or neuron")

@@ -1,4 +1,7 @@
-"""Predicted times of the steps of an engine on its target, by dry launches."""
+"""Predicted times of the steps that an engine has launched, by dry runs of their kernels on its target.
+
+`LLM.predict_steps` and the server's metrics use it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ from model.plan.predict import Predictor
 class Deployment:
     """Deployment whose steps are predicted: a model folder on ranks of a chip, each of `lnc` physical cores.
 
-    There are `expert_ranks` groups of `ranks`. Each group has a cache with `pages` pages or slots, by cache group.
+    There are `expert_ranks` groups of `ranks` ranks. Each group has a cache; `pages` has its number of pages or slots
+    by cache group.
     """
 
     folder: Path
@@ -40,10 +44,11 @@ class Deployment:
 
     @classmethod
     def from_engine(cls, engine: Engine, args: EngineArgs) -> Deployment:
-        """Return the deployment of an engine and its arguments.
+        """Return the deployment that an engine and its arguments describe.
 
         Raises:
-            ModelError: `lnc` is not that of the target, or NEURON_LOGICAL_NC_CONFIG is neither 1 nor 2.
+            ModelError: The target does not have `lnc` physical cores a rank, or NEURON_LOGICAL_NC_CONFIG is neither 1
+                nor 2.
         """
         cache = engine.scheduler.cache
         pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
@@ -64,9 +69,9 @@ class Deployment:
 
 @dataclass(frozen=True)
 class StepsPrediction:
-    """Predicted seconds of the steps of an engine on `target`, whose ranks have `lnc` physical cores.
+    """Sum of the predicted times, in seconds, of an engine's steps on `target`, whose ranks have `lnc` physical cores.
 
-    `unpredicted` counts the launched parts of steps that have no prediction, such as those that verify drafts.
+    `unpredicted` counts launches without a prediction, such as those that verify draft tokens.
     """
 
     target: str
@@ -80,10 +85,14 @@ class StepsPrediction:
 
 
 class StepPredictor:
-    """Predictor of the steps of a deployment, which predicts each shape once."""
+    """Predictor of the steps of a deployment, which predicts each shape of a step once."""
 
     def __init__(self, deployment: Deployment) -> None:
-        """Read the config and the dtypes of the folder. Raises ModelError for files that disagree."""
+        """Read the config and the dtypes of the deployment's folder.
+
+        Raises:
+            ModelError: Files of the folder disagree.
+        """
         self._deployment = deployment
         config = load_config(deployment.folder, TEXT, SPEECH)
         dtype = choose_activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
@@ -96,9 +105,12 @@ class StepPredictor:
         self._seconds: dict[StepShape, float | None] = {}
 
     def predict(self, sizes: Sequence[Any]) -> float | None:
-        """Return the predicted seconds of a step with the `sizes` of a shape.
+        """Return the predicted time of a step in seconds.
 
-        Returns None for a step that verifies drafts, and for a step that a kernel refuses.
+        Returns None for a step that verifies draft tokens, and for a step that a kernel refuses.
+
+        Args:
+            sizes: The `sizes` of the step's shape.
         """
         step = self._step.resize(sizes)
         if step not in self._seconds:
@@ -109,10 +121,10 @@ class StepPredictor:
         return self._seconds[step]
 
     def add_up(self, launch_counts: Mapping[StepShape, int]) -> StepsPrediction:
-        """Return the prediction of all launches.
+        """Return the sum of the predicted times of all launched steps.
 
         Args:
-            launch_counts: The number of launches of each shape.
+            launch_counts: How often each shape was launched.
         """
         total, missing = 0.0, 0
         for shape, count in launch_counts.items():
@@ -125,6 +137,6 @@ class StepPredictor:
 
 
 def verifies_drafts(shape: StepShape) -> bool:
-    """Return whether a step's decoding sequences have several tokens each."""
+    """Return whether a step computes several tokens of each decoding sequence, as it does to verify draft tokens."""
     decoding = shape if shape.phase is Phase.decode else shape.decoding
     return decoding is not None and decoding.new_tokens > 1

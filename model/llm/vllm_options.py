@@ -26,13 +26,17 @@ VERSION = "0.33.0"
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Meaning of an option in the options of this project.
+    """What an option of vLLM means in the options of this project.
 
-    rows      rows of the tables of options, in order of preference: the first one that a command has is meant
-    argument  field of EngineArgs; empty for an option of the command line alone
-    sets      for a switch: the attribute of the parsed options that it sets
-    inverted  whether the switch sets False
-    key       key of the JSON object that the row takes; the option sets this key
+    A row is a row of this project's tables of options, such as "--tp".
+
+    | field | meaning |
+    |---|---|
+    | `rows` | names of rows in order of preference, separated by blanks: the first one that a command has is meant |
+    | `argument` | field of EngineArgs; empty for an option of the command line alone |
+    | `sets` | for a switch: the attribute of the parsed options that it sets |
+    | `inverted` | whether the switch sets False |
+    | `key` | key of the JSON object that the row takes; the option sets this key |
     """
 
     rows: str
@@ -42,10 +46,11 @@ class Equivalent:
     key: str = ""
 
     def read(self, value: Any, current: Any) -> Any:
-        """Return what a value of the option is here.
+        """Return the value of this project's option for a value of vLLM's option.
 
         Args:
-            current: value of the row until now, to whose object `key` is added.
+            value: value of vLLM's option.
+            current: value of this project's option so far; if `key` is set, the key is added to this JSON object.
         """
         if self.key:
             return {**(current or {}), self.key: value}
@@ -383,14 +388,16 @@ REFUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class VllmOption:
-    """An option under one of its names.
+    """Option of vLLM under one of its names.
 
-    flag        the name, with its hyphens
-    is_switch   whether it takes no value
-    default     vLLM's default where that is accepted in silence; for a switch whether vLLM sets it
-    equivalent  meaning in options of this project; None for an option without
-    is_refused  whether it is refused; else an option without equivalent is accepted without effect
-    sentence    why it has no effect or is refused; empty for an option that is accepted in silence
+    | field | meaning |
+    |---|---|
+    | `flag` | the name, with its hyphens |
+    | `is_switch` | whether it takes no value |
+    | `default` | vLLM's default, which is accepted in silence; for a switch whether vLLM sets it |
+    | `equivalent` | meaning in options of this project; None for an option without one |
+    | `is_refused` | whether it is refused; an option that is not, and has no equivalent, is accepted without effect |
+    | `sentence` | why it has no effect or is refused; empty for an option that is accepted in silence |
     """
 
     flag: str
@@ -402,11 +409,11 @@ class VllmOption:
 
     @property
     def keyword(self) -> str:
-        """Keyword of vLLM's `LLM`."""
+        """Keyword of vLLM's `LLM` for this option, such as "max_model_len"."""
         return self.flag.lstrip("-").replace("-", "_")
 
     def is_default(self, value: Any) -> bool:
-        """Return whether a value is vLLM's default, or as good as none."""
+        """Return whether a value is vLLM's default, or means that the option is not used, such as None."""
         if self.is_switch:
             return value is None or value is self.default
         if value is None or (isinstance(value, Collection) and not value):
@@ -418,7 +425,10 @@ class VllmOption:
 
 @cache
 def list_options() -> Sequence[VllmOption]:
-    """Return all options by all names. Of several options of a name, the first one that a command has is meant."""
+    """Return all options of vLLM, one entry for each name; a name may occur several times.
+
+    Of several entries with a name, the first one that a command has is meant.
+    """
     options: list[VllmOption] = []
     for names, equivalent in EQUIVALENT.items():
         options += (VllmOption(*name, equivalent) for name in _split_names(names))
@@ -432,7 +442,7 @@ def list_options() -> Sequence[VllmOption]:
 
 
 def _split_names(names: str) -> Iterator[tuple[str, bool, str | bool | None]]:
-    """Yield flag, whether it is a switch, and default of each name in a key of a table."""
+    """Yield (flag, whether it is a switch, default) for each name in a key of a table."""
     for name in names.split():
         flag, equals, default = name.partition("=")
         is_set = flag.startswith("--no-")

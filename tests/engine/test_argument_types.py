@@ -172,7 +172,7 @@ def test_a_prompt_of_a_wrong_type_is_refused(prompts: Any, message: str) -> None
         (5, None, "sampling_params is 5; it must be a list of SamplingParams"),
         (None, 3, "priority is 3; it must be a list of numbers"),
         (None, ["1"], "a priority is '1'; it must be a whole number"),
-        (None, [1, 2], "2 priorities for 1 prompts"),
+        (None, [1, 2], "2 priorities for 1 prompts; give one for each prompt"),
     ],
 )
 def test_parameters_and_priorities_of_a_wrong_type_are_refused(

@@ -191,7 +191,7 @@ def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> No
     [
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"num_speculative_tokens": 2, "method": "eagle"}, "'eagle'; known are ngram and draft_model"),
-        ({"num_speculative_tokens": 2, "method": "draft_model"}, "has a model where"),
+        ({"num_speculative_tokens": 2, "method": "draft_model"}, "has method .draft_model. without a model"),
         ({"num_speculative_tokens": 2, "depth": 3}, "takes no depth"),
         (
             {"num_speculative_tokens": 2, "prompt_lookup_max": 1, "prompt_lookup_min": 2},
@@ -244,7 +244,7 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
             "quantization is 'awq', and the weights are not quantised; nothing is quantised on",
         ),
         ({"quantization": 8}, "quantization is 8; it must be a text"),
-        ({"backend": "cuda"}, "backend 'cuda'; an engine knows simulate and neuron"),
+        ({"backend": "cuda"}, "backend is 'cuda'; it must be simulate or neuron"),
         ({"backend": "neuron"}, "the neuron backend needs nki, torch_neuronx, torch_xla"),
     ],
 )

@@ -219,8 +219,8 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
     assert refused(llm, **audio(["a"])) == "audio has samples that are no numbers; give floats from -1 to 1"
     sentence = "audio has samples that are not finite; give floats from -1 to 1"
     assert refused(llm, **audio([0.0, np.nan])) == sentence
-    assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is a mapping with audio")
-    assert refused(llm, multi_modal_data={"audio": sound}).startswith("audio is a pair")
+    assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is {'image': 1}; it must")
+    assert refused(llm, multi_modal_data={"audio": sound}).startswith("audio is of type ndarray; it must be")
     with pytest.raises(ModelError, match="drafts are for texts; a whisper transcribes speech"):
         LLM(path, speculative_config={"num_speculative_tokens": 2})
 
