@@ -381,7 +381,10 @@ class AsyncEngine:
                 self._watch(output)
 
     def _fail(self, failed: EngineFailed) -> None:
-        """Call `watch` for all unfinished requests, and end all streams with an exception."""
+        """Call `watch` for all unfinished requests, forget them, and end all streams with the exception `failed`.
+
+        Exceptions of `watch` are ignored.
+        """
         for followed in self._followed.values():
             with suppress(Exception):  # the callback may have made the engine fail
                 self._watch(followed.output)

@@ -230,7 +230,9 @@ class Buckets:
     def _join(self, first: PaddedBatch, second: PaddedBatch) -> PaddedBatch | None:
         """Return two padded batches of prompts as one.
 
-        Returns None if one batch is predicted to take more time, or if it has more chunks than the buckets allow.
+        Returns None if the result has more chunks than the buckets allow, or is predicted to take more time. The latter
+        is assumed if it has over `_MAX_JOINED_ROWS` more rows of padding, or over `_MAX_JOINED_PREFIX` more cached
+        positions to read.
         """
         steps, chunks = (first.step, second.step), [*first.chunks, *second.chunks]
         if self.whole_prompts or len(chunks) > self.sequences[-1]:

@@ -484,7 +484,7 @@ class Engine:
             outputs: The model's output of each row.
 
         Raises:
-            BaseException: A candidate on the way is an exception.
+            BaseException: A candidate before the end of the returned choices is an exception; this exception is raised.
         """
         request, accepted = chunk.request, list[Choice]()
         sampler = self._sequences[request].sampler

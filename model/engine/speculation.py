@@ -44,7 +44,7 @@ class Steps(Protocol):
     use: BucketUse
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
-        """Compute a batch.
+        """Compute a batch on the device, after its page copies, and count it in `use`.
 
         Args:
             batch: The scheduled chunks and page copies.

@@ -14,7 +14,10 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Start the search.
+        """Create the search before the first piece of a text.
+
+        Args:
+            stops: The stop strings.
 
         Raises:
             ModelError: A stop string is empty.

@@ -83,7 +83,7 @@ class Constraint:
         threads: HelperThreads,
         mask_seconds: float,
     ) -> None:
-        """Start at the beginning of a text.
+        """Create the constraint at the beginning of a text.
 
         Args:
             compiler: Computes masks.

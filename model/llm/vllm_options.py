@@ -442,7 +442,11 @@ def list_options() -> Sequence[VllmOption]:
 
 
 def _split_names(names: str) -> Iterator[tuple[str, bool, str | bool | None]]:
-    """Yield (flag, whether it is a switch, default) for each name in a key of a table."""
+    """Yield (flag, whether it is a switch, default) for each name in a key of a table of options.
+
+    A key `--no-name` yields the flag `--name`. The default is the text after "=", which may be empty; for a switch it
+    is whether vLLM sets it.
+    """
     for name in names.split():
         flag, equals, default = name.partition("=")
         is_set = flag.startswith("--no-")

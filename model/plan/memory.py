@@ -46,7 +46,11 @@ class Footprint:
         return self.weight_bytes + self.cache_bytes_per_sequence
 
     def sequences(self, capacity_bytes: int) -> int:
-        """Return the number of sequences whose cache fits beside the weights; 0 if the weights do not fit."""
+        """Return the number of sequences whose cache fits beside the weights; 0 if the weights do not fit.
+
+        Args:
+            capacity_bytes: Memory of a rank.
+        """
         # A model without a cache has no limit; one byte keeps the division defined.
         return max(0, capacity_bytes - self.weight_bytes) // max(1, self.cache_bytes_per_sequence)
 

@@ -458,7 +458,10 @@ class Predictor:
 
 
 def _sum_by_name(times: Iterable[LaunchTime]) -> tuple[LaunchTime, ...]:
-    """Return one entry per (name, refusal) with summed launches and times, in order of first occurrence."""
+    """Return one entry per (name, refusal), in order of first occurrence; launches, times and rooflines are summed.
+
+    `cores` of the sum is the smallest of its entries.
+    """
     sums: dict[tuple[str, str], LaunchTime] = {}
     for time in times:
         key = time.name, time.refusal

@@ -1,4 +1,7 @@
-"""The steps of networks whose steps all have one size, for plans and bundles."""
+"""Steps of networks whose forward passes all have the same size, for plans and bundles.
+
+Such a network reads a fixed-size input and keeps no cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from model.network import Network
 
 
 def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> StepShape:
-    """Return the step of a model, which the function `make_step` in the runner module of its task describes."""
+    """Return the one size of step of a model, from the function `make_step` in the runner module of the model's task.
+
+    Args:
+        config: The model.
+        activations: Dtype of activations.
+        weights: Dtypes of weights.
+    """
     step: StepShape = importlib.import_module(find_task(config).runner).make_step(
         config, activations, weights
     )
@@ -21,7 +30,13 @@ def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> S
 
 
 def draw_inputs(network: Network, step: StepShape, seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw the inputs of a step from a normal distribution, with the shapes that the launches read; [1, ...] each."""
+    """Return random inputs of a step by name, float32 [1, ...] each, drawn from a standard normal distribution.
+
+    Args:
+        network: The network, whose launches decide the shapes.
+        step: The step.
+        seed: Seed of the random numbers.
+    """
     generator = np.random.default_rng(seed)
     launches = (launch for layer in network.layers for launch in layer.launches(step))
     shapes = {value.name: value.shape for launch in launches for value in launch.values}
