@@ -22,7 +22,7 @@ from benchmarks.speed.measure import Row
 from model.config import ModelConfig
 from model.device import DryDevice
 from model.device.binding import bind_arguments
-from model.execution.launch_list import launches_of
+from model.execution.launch_list import list_launches
 from model.families import compose, read_config
 from model.layers.launch import Launch, Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
@@ -80,7 +80,7 @@ def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
     step = StepShape(
         phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, WeightDtypes(dtype)
     )
-    return launches_of(compose(config).blocks[0], step)
+    return list_launches(compose(config).blocks[0], step)
 
 
 def _calls(config: ModelConfig, tokens: int) -> list[Call]:

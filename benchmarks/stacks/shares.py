@@ -74,6 +74,6 @@ def publish_shares() -> Iterator[tuple[float | None, float]]:
         prompts_ns = 1e6 * run.ttft_ms - stack.prompt_engine.compute_ns(run.batch)
         large = model.total > _LARGE
         yield (
-            1e9 * prompts.seconds(peaks) / prompts_ns if large else None,
-            1e9 * step.seconds(peaks) / step_ns,
+            1e9 * prompts.compute_seconds(peaks) / prompts_ns if large else None,
+            1e9 * step.compute_seconds(peaks) / step_ns,
         )

@@ -6,14 +6,14 @@ No other package of the model imports the simulator.
 from __future__ import annotations
 
 from model.device.chips import (
+    can_divide_among,
     chip,
     choose_lnc,
-    collective_ns,
-    divides_among,
+    compute_collective_ns,
     find_instance,
     find_sorted_expert_width,
-    kernel_parameters,
     limit_lnc,
+    list_kernel_parameters,
     read_lnc,
     use_overlay,
 )
@@ -22,7 +22,7 @@ from model.device.files import write_page, write_passes
 from model.device.pipeline import PipelinedPass, Schedule, schedule_stages
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.refusals import ArrayShape, find_refusal
-from model.device.simulated import SimulatedDevice, rank_of_this_process
+from model.device.simulated import SimulatedDevice, read_process_rank
 from simulate.hardware import INSTANCES, Hardware, Instance
 from simulate.profile.page import read_style as page_style
 
@@ -38,18 +38,18 @@ __all__ = [
     "Prediction",
     "Schedule",
     "SimulatedDevice",
+    "can_divide_among",
     "chip",
     "choose_lnc",
-    "collective_ns",
-    "divides_among",
+    "compute_collective_ns",
     "find_instance",
     "find_refusal",
     "find_sorted_expert_width",
-    "kernel_parameters",
     "limit_lnc",
+    "list_kernel_parameters",
     "page_style",
-    "rank_of_this_process",
     "read_lnc",
+    "read_process_rank",
     "schedule_stages",
     "use_overlay",
     "write_page",

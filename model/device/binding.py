@@ -30,7 +30,7 @@ def bind_nki(backend: str) -> None:
     run_checked(lambda: simulate.install(backend))
 
 
-def nki_dtype(name: str) -> Any:
+def find_nki_dtype(name: str) -> Any:
     """Return the dtype of `nki.language` with this name; call it after a device has bound `nki`."""
     import nki.language
 
@@ -79,7 +79,7 @@ def list_parameters(kernel: str) -> Mapping[str, inspect.Parameter]:
 
 
 @cache
-def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+def _list_defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
     """Return (name, default) of each parameter of a kernel in order, after checking the names of a launch's arguments.
 
     Raises:
@@ -104,10 +104,10 @@ def bind_arguments(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]
     Raises:
         ModelError: The arguments do not fit the signature; the message names the kernel and the parameters.
     """
-    return tuple([arguments.get(name, default) for name, default in _defaults(kernel, tuple(arguments))])
+    return tuple([arguments.get(name, default) for name, default in _list_defaults(kernel, tuple(arguments))])
 
 
-def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
+def find_parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
     """Return the index of each named parameter in the signature of a kernel; None for a name that is None.
 
     Raises:
@@ -137,7 +137,7 @@ class HostArrays:
 
     def dtype(self, name: str) -> Any:
         """Return the dtype of `nki.language` with this name, as a kernel argument."""
-        return nki_dtype(name)
+        return find_nki_dtype(name)
 
     def replica_group(self, groups: list[list[int]] | None) -> Any:
         """Return a `ReplicaGroup` with the ranks of each group, as a kernel argument; None (one rank) for None."""

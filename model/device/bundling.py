@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from model.device.binding import bind_arguments, find_kernel, run_checked
-from model.device.chips import divides_among
+from model.device.chips import can_divide_among
 from model.device.simulated import SimulatedDevice
 from model.errors import ModelError
 from nkw.errors import NkwError
@@ -54,7 +54,7 @@ __all__ = [
     "Written",
     "check_folder",
     "check_recipes",
-    "drawn_array",
+    "draw_array",
 ]
 
 
@@ -118,7 +118,7 @@ class BundlingDevice(SimulatedDevice):
         def add(cores: int) -> None:
             self._cases.add_launch(function, path, args, name, self._chip, self._operands, cores)
 
-        if self._lnc > 1 and divides_among(kernel, self._lnc):
+        if self._lnc > 1 and can_divide_among(kernel, self._lnc):
             # Two cores do not divide some small shapes, such as a single column.
             with suppress(NkwError):
                 return add(self._lnc)
@@ -230,7 +230,7 @@ def check_folder(folder: Path) -> None:
     run_checked(lambda: check_free(folder))
 
 
-def drawn_array(tensor: Drawn) -> np.ndarray:
+def draw_array(tensor: Drawn) -> np.ndarray:
     """Return the elements of a weight tensor that is drawn from random numbers, [count] in its dtype."""
     bits, _ = drawn(asdict(tensor))
     return bits.view(np.dtype(DTYPES[tensor.dtype]))  # type: ignore[no-any-return]

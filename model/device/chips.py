@@ -94,7 +94,7 @@ def find_sorted_expert_width(target: str) -> float:
     return _COLUMNS_PER_GB_PER_S * record.hbm_gb_per_s_per_core if record.generation > _WITHOUT_LOOPS else 0.0
 
 
-def divides_among(kernel: str, lnc: int) -> bool:
+def can_divide_among(kernel: str, lnc: int) -> bool:
     """Return whether a kernel of `nki_kernels` can divide its work among `lnc` physical cores of a rank."""
     return lnc in import_module(f"nki_kernels.{kernel}").cores
 
@@ -117,12 +117,12 @@ def find_instance(name: str) -> Instance:
     return run_checked(lambda: instance(name))
 
 
-def kernel_parameters(kernel: str) -> Collection[str]:
+def list_kernel_parameters(kernel: str) -> Collection[str]:
     """Return the names of the parameters of a kernel of `nki_kernels`."""
     return list_parameters(kernel).keys()
 
 
-def collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:
+def compute_collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:
     """Return the time of one collective in ns.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 import simulate
 from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
-from model.device.chips import divides_among, find_sorted_expert_width
+from model.device.chips import can_divide_among, find_sorted_expert_width
 from model.device.prediction import Pass, TimedLaunch
 from simulate.run.processes import Arrival, Processes
 
@@ -91,7 +91,7 @@ class DryDevice(HostArrays):
         """
         rank_arguments = bind_rank_arguments(kernel, arguments)
         positional = (argument for arguments_of_rank, _ in rank_arguments for argument in arguments_of_rank)
-        key = (kernel, *map(_signature, positional))
+        key = (kernel, *map(_describe_argument, positional))
         if key not in self._launches:
             self._launches[key] = run_checked(lambda: self._plan(kernel, rank_arguments), kernel)
         self._sequence.append(self._launches[key])
@@ -108,7 +108,7 @@ class DryDevice(HostArrays):
         def launch(cores: int) -> simulate.Launch:
             return simulate.launch(plain, arguments, self._hardware, cores, mode=mode, trips=0, peers=peers)
 
-        if self._lnc > 1 and divides_among(kernel, self._lnc):
+        if self._lnc > 1 and can_divide_among(kernel, self._lnc):
             # Two cores do not divide some small shapes, such as a single column.
             with suppress(simulate.NkwError, AssertionError):
                 return TimedLaunch.schedule(launch(self._lnc))
@@ -125,7 +125,7 @@ class DryDevice(HostArrays):
         return model_pass
 
 
-def _signature(argument: Any) -> Any:
+def _describe_argument(argument: Any) -> Any:
     """Return the shape and dtype of an array, or the repr of another argument; equal ones give equal instructions."""
     if isinstance(argument, np.ndarray):
         return argument.shape, str(argument.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from model.device.binding import find_kernel, nki_dtype, run_checked
+from model.device.binding import find_kernel, find_nki_dtype, run_checked
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _StandIn:
     """Array argument of a kernel without elements: it has a shape and a dtype, and can be sliced by rows."""
 
     def __init__(self, array: ArrayShape) -> None:
-        self._array, self.shape, self.dtype = array, array.shape, nki_dtype(array.dtype.name)
+        self._array, self.shape, self.dtype = array, array.shape, find_nki_dtype(array.dtype.name)
 
     def __getitem__(self, rows: slice) -> _StandIn:
         """Return a stand-in for the rows that a slice selects along the first axis."""

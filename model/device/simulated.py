@@ -114,7 +114,7 @@ class SimulatedDevice(HostArrays):
         return self._worlds[ranks]
 
 
-def rank_of_this_process() -> int | None:
+def read_process_rank() -> int | None:
     """Return the rank that torchrun gave this process; None without torchrun or for a single process.
 
     Raises:

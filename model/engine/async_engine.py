@@ -297,9 +297,9 @@ class AsyncEngine:
                     self._followed[name] = _Followed(stream, index, output)
             except BaseException as error:
                 self._cancel(stream)
-                self._call(_settle, accepted, error)
+                self._call(_complete_submission, accepted, error)
             else:
-                self._call(_settle, accepted, None)
+                self._call(_complete_submission, accepted, None)
 
         self._commands.put(submit_prompts)
         try:
@@ -449,7 +449,7 @@ class _Followed:
         return updates
 
 
-def _settle(accepted: asyncio.Future[None], error: BaseException | None) -> None:
+def _complete_submission(accepted: asyncio.Future[None], error: BaseException | None) -> None:
     """Complete the future of a submission with an error or with success, unless its caller has left.
 
     A panic of a library, which a coroutine cannot raise, becomes the cause of a RuntimeError.

@@ -52,7 +52,7 @@ class BucketLimits:
         tokens = tuple(size for size in powers.tokens if size >= _COMPILED_TOKENS) or (_COMPILED_TOKENS,)
         return replace(powers, tokens=tokens, context=powers.context[-1:], mixes=False)
 
-    def required_sizes(self) -> dict[str, int]:
+    def list_required_sizes(self) -> dict[str, int]:
         """Return, by axis, the size that the largest bucket must have at least.
 
         Sequences need only 1, because a decode step of more sequences is divided into several launches.
@@ -88,7 +88,9 @@ class SizeCounts:
                 counts.tokens[min(max_chunk, prompt - start)] += 1
                 counts.context[min(prompt, start + max_chunk)] += 1
             for end in range(
-                _up(prompt + 1, _CONTEXT_STEP), _up(prompt + new, _CONTEXT_STEP) + 1, _CONTEXT_STEP
+                _round_up_to(prompt + 1, _CONTEXT_STEP),
+                _round_up_to(prompt + new, _CONTEXT_STEP) + 1,
+                _CONTEXT_STEP,
             ):
                 counts.context[end] += min(end, prompt + new) - max(end - _CONTEXT_STEP, prompt)
         return counts
@@ -123,7 +125,7 @@ def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None
             "buckets have no sizes; they are such as 'sequences=1,16 tokens=64,512 context=2048'"
         )
     buckets = replace(default or limits.powers, **sizes)
-    for axis, required in limits.required_sizes().items():
+    for axis, required in limits.list_required_sizes().items():
         largest = getattr(buckets, axis)[-1]
         if largest < required:
             raise ModelError(
@@ -162,13 +164,13 @@ def fit_buckets(counts: SizeCounts, limits: BucketLimits, max_shapes: int = SHAP
     Raises:
         ModelError: No sizes have so few shapes.
     """
-    powers, required = limits.powers, limits.required_sizes()
+    powers, required = limits.powers, limits.list_required_sizes()
     steps = {"sequences": 1, "tokens": _TOKEN_STEP, "context": _CONTEXT_STEP}
     choices: list[list[tuple[int, ...]]] = []
     for axis in AXES:
         axis_counts: Counter[int] = getattr(counts, axis)
         axis_powers: tuple[int, ...] = getattr(powers, axis)
-        last = min(axis_powers[-1], _up(max([required[axis], *axis_counts]), steps[axis]))
+        last = min(axis_powers[-1], _round_up_to(max([required[axis], *axis_counts]), steps[axis]))
         fits = [_fit_sizes(axis_counts, count, steps[axis], last) for count in range(1, _MAX_SIZES + 1)]
         choices.append(list(dict.fromkeys(fits)) if axis_counts else [axis_powers])
     fitting = [
@@ -201,7 +203,7 @@ def _fit_sizes(counts: Counter[int], num_sizes: int, step: int, last: int) -> tu
     """
     rounded: Counter[int] = Counter()
     for size, count in counts.items():
-        rounded[min(last, _up(size, step))] += count
+        rounded[min(last, _round_up_to(size, step))] += count
     candidates = sorted({*rounded, last})
     below = [0, *accumulate(rounded[size] for size in candidates)]
     best: list[tuple[float, tuple[int, ...]]] = [
@@ -216,5 +218,5 @@ def _fit_sizes(counts: Counter[int], num_sizes: int, step: int, last: int) -> tu
     return best[-1][1]
 
 
-def _up(size: int, step: int) -> int:
+def _round_up_to(size: int, step: int) -> int:
     return -(-size // step) * step

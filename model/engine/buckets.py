@@ -87,7 +87,12 @@ class Buckets:
         """Return buckets with powers of two from 1 sequence, 16 tokens and 128 positions on that cover the limits."""
         sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
-        return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
+        return cls(
+            _list_powers(1, sequences),
+            _list_powers(16, tokens),
+            _list_powers(128, max_model_len + drafts),
+            drafts,
+        )
 
     def for_model(self, config: ModelConfig, model_step: StepShape) -> Buckets:
         """Return the buckets with a model's step; steps mix decoding and prompts only if all layers of the model can.
@@ -120,9 +125,9 @@ class Buckets:
             if context >= tokens
             for prefix in (0, *(size for size in self.context if size <= context and not self.whole_prompts))
         ]
-        return decoding + prompts + self._mixed_shapes(decoding)
+        return decoding + prompts + self._list_mixed_shapes(decoding)
 
-    def _mixed_shapes(self, decoding_shapes: list[StepShape]) -> list[StepShape]:
+    def _list_mixed_shapes(self, decoding_shapes: list[StepShape]) -> list[StepShape]:
         """Return the shapes of prompts with decoding sequences in the same launch; empty unless `mixes`.
 
         Block tables of these prompts always have the longest context.
@@ -133,14 +138,18 @@ class Buckets:
         pairs = (
             (decoding, sequences)
             for sequences in self.sequences
-            for decoding in dict.fromkeys(self._with_prompts(shape, sequences) for shape in decoding_shapes)
+            for decoding in dict.fromkeys(
+                self._fit_with_prompts(shape, sequences) for shape in decoding_shapes
+            )
         )
         return [
             self._step(Phase.prefill, sequences, tokens, self.context[-1], prefix, decoding)
             for decoding, sequences in (pairs if self.mixes else ())
             if decoding is not None
             for tokens in sorted(
-                {*self.tokens, *self._tokens_with(decoding.tokens)} if sequences == 1 else self.tokens
+                {*self.tokens, *self._list_token_sizes_with(decoding.tokens)}
+                if sequences == 1
+                else self.tokens
             )
             for prefix in (0, *self.context)
         ]
@@ -167,13 +176,16 @@ class Buckets:
 
         Returns None if the output projection (head), which takes 128 rows, has no room for all decoding sequences.
         """
-        prompt_step, decoding_step = prompts.step, self._with_prompts(decoding.step, prompts.step.sequences)
+        prompt_step, decoding_step = (
+            prompts.step,
+            self._fit_with_prompts(decoding.step, prompts.step.sequences),
+        )
         if decoding_step is None or max(map(len, decoding.groups)) > decoding_step.sequences:
             return None
         tokens = prompt_step.new_tokens
         if prompt_step.sequences == 1:
             longest = max(chunk.num_scheduled_tokens for chunk in prompts.chunks)
-            sizes = (tokens, *self._tokens_with(decoding_step.tokens))
+            sizes = (tokens, *self._list_token_sizes_with(decoding_step.tokens))
             tokens = min(size for size in sizes if size >= longest)
         mixed = self._step(
             *(Phase.prefill, prompt_step.sequences, tokens, self.context[-1], prompt_step.prefix),
@@ -181,14 +193,14 @@ class Buckets:
         )
         return PaddedBatch(mixed, prompts.groups, replace(decoding, step=decoding_step))
 
-    def _tokens_with(self, rows: int) -> list[int]:
+    def _list_token_sizes_with(self, rows: int) -> list[int]:
         """Return token sizes for a single prompt that shares its launch with `rows` decoding rows.
 
         They are the usual sizes less `rows`, so that both together have a usual size.
         """
         return [tokens - rows for tokens in self.tokens if tokens > rows]
 
-    def _with_prompts(self, decoding: StepShape, prompts: int) -> StepShape | None:
+    def _fit_with_prompts(self, decoding: StepShape, prompts: int) -> StepShape | None:
         """Return a decoding shape with at most as many sequences as the head takes besides `prompts` prompts.
 
         Returns None if it takes none.
@@ -215,13 +227,13 @@ class Buckets:
         decoding = []
         for new_tokens, all_chunks in decoding_chunks.items():
             most = max(size for size in self.sequences if size * new_tokens <= MOST_ROWS)
-            for chunks in _in_turn(all_chunks, most):
+            for chunks in _split_chunks(all_chunks, most):
                 longest = max(chunk.num_computed_tokens for chunk in chunks) + new_tokens
                 decoding.append(self._pad(Phase.decode, chunks, new_tokens, round_up(self.context, longest)))
         for (tokens, context, prefix), all_chunks in sorted(
             prompt_chunks.items(), key=lambda sized_chunks: sized_chunks[0]
         ):
-            for chunks in _in_turn(all_chunks, 1 if self.whole_prompts else self.sequences[-1]):
+            for chunks in _split_chunks(all_chunks, 1 if self.whole_prompts else self.sequences[-1]):
                 padded = self._pad(Phase.prefill, chunks, tokens, context, prefix)
                 joined = self._join(prompts[-1], padded) if prompts else None
                 prompts[-1:] = [*prompts[-1:], padded] if joined is None else [joined]
@@ -237,7 +249,7 @@ class Buckets:
         steps, chunks = (first.step, second.step), [*first.chunks, *second.chunks]
         if self.whole_prompts or len(chunks) > self.sequences[-1]:
             return None
-        joined = self._pad(Phase.prefill, chunks, *_largest_sizes(steps))
+        joined = self._pad(Phase.prefill, chunks, *_find_largest_sizes(steps))
         more_rows = joined.step.tokens - sum(step.tokens for step in steps)
         more_prefix = joined.step.sequences * joined.step.prefix - sum(
             step.sequences * step.prefix for step in steps
@@ -280,7 +292,7 @@ class Buckets:
         steps = [padded.step for padded in padded_batches if padded is not None]
         sequences = max(step.sequences for step in steps)
         groups = tuple(() if padded is None else padded.groups[0] for padded in padded_batches)
-        return PaddedBatch(self._step(steps[0].phase, sequences, *_largest_sizes(steps)), groups)
+        return PaddedBatch(self._step(steps[0].phase, sequences, *_find_largest_sizes(steps)), groups)
 
     @cached_property
     def _step(self) -> Callable[..., StepShape]:
@@ -288,7 +300,7 @@ class Buckets:
         return cache(self.model_step.with_sizes)
 
 
-def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
+def _find_largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
     """Return the largest number of new tokens, the longest cache and the longest prefix of several steps."""
     return (
         max(step.new_tokens for step in steps),
@@ -302,10 +314,10 @@ def round_up(sizes: tuple[int, ...], size: int) -> int:
     return sizes[bisect_left(sizes, size)]
 
 
-def _powers(first: int, last: int) -> tuple[int, ...]:
+def _list_powers(first: int, last: int) -> tuple[int, ...]:
     """Return `first`, 2 * `first`, 4 * `first` and so on, up to the first number that is at least `last`."""
     return tuple(first << power for power in range((-(-last // first) - 1).bit_length() + 1))
 
 
-def _in_turn(chunks: list[Chunk], most: int) -> Iterable[list[Chunk]]:
+def _split_chunks(chunks: list[Chunk], most: int) -> Iterable[list[Chunk]]:
     return (chunks[first : first + most] for first in range(0, len(chunks), most))

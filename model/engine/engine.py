@@ -30,7 +30,7 @@ from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics,
 from model.engine.padded_batch import BucketUse
 from model.engine.params import SamplingParams
 from model.engine.request import Request
-from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require_logits
+from model.engine.sampler import Choice, TokenSampler, choose, compute_logprobs, require_logits
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.stop_strings import StopStrings
@@ -281,9 +281,9 @@ class Engine:
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
             self.scheduler.discard_unused_slots(batch)
         self._request_scores(batch)
-        rows = self._sampling_rows(batch)
+        rows = self._collect_sampling_rows(batch)
         try:
-            outputs = self._model.step(batch, self._device_rows(batch, rows))
+            outputs = self._model.step(batch, self._select_device_rows(batch, rows))
         except Exception as error:
             return self._isolate(batch, error)
         self._add_prompt_logprobs(batch, outputs)
@@ -383,7 +383,7 @@ class Engine:
             if group.failure is not None:
                 self._end_all(group, "error", group.failure)
 
-    def _sampling_rows(self, batch: Batch) -> Rows:
+    def _collect_sampling_rows(self, batch: Batch) -> Rows:
         """Return the sampling parameters of each request that samples a token in the batch.
 
         A request without any allowed token is left out, and its failure is recorded.
@@ -417,12 +417,14 @@ class Engine:
                     if len(known) < request.prompt_tokens and np.isfinite(output.largest):
                         token = request.tokens[len(known)]
                         known.append(
-                            logprobs(require_logits(output.logits), token, count, self._tokenizer.decode)
+                            compute_logprobs(
+                                require_logits(output.logits), token, count, self._tokenizer.decode
+                            )
                         )
             except BaseException as error:
                 group.blame(error)
 
-    def _device_rows(self, batch: Batch, rows: Rows) -> Rows:
+    def _select_device_rows(self, batch: Batch, rows: Rows) -> Rows:
         """Return those of `rows` that the device may sample.
 
         The host samples if the chunk's logits are needed anyway, or if several continuations draw their first tokens
@@ -514,7 +516,7 @@ class Engine:
             group.output.outputs[index],
             TokenSampler(
                 *(params, prompt, ends, (*group.seed, index), self.limits.vocab_size),
-                rule if group.grammar is None else self.grammars.constraint(group.grammar),
+                rule if group.grammar is None else self.grammars.create_constraint(group.grammar),
             ),
             self._tokenizer.stream(prompt),
             StopStrings(params.stops),

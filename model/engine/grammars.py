@@ -88,7 +88,7 @@ class CompiledGrammar:
 class Grammars:
     """Cache of compiled grammars for one tokenizer, with limits of memory.
 
-    Any thread may call the methods, except `constraint`.
+    Any thread may call the methods, except `create_constraint`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Grammars:
             ModelError: The form's schema is not JSON.
         """
         with self._lock:
-            key = _key(params)
+            key = _compute_key(params)
             grammar = self._cache.get(key)
             if grammar is not None:
                 self._cache.move_to_end(key)
@@ -179,7 +179,7 @@ class Grammars:
         text, size_bytes = self._worker.run("grammar", [params.form], self.limits.job)
         return self._compile(params, text, size_bytes)
 
-    def constraint(self, grammar: CompiledGrammar) -> Constraint:
+    def create_constraint(self, grammar: CompiledGrammar) -> Constraint:
         """Return a new constraint for one text, at its start; it has a copy of the grammar's matcher."""
         return Constraint(
             self._compiler,
@@ -199,7 +199,7 @@ class Grammars:
             raise
         weakref.finalize(grammar, self._free_memory, size_bytes)
         with self._lock:
-            self._keep(_key(params), grammar)
+            self._keep(_compute_key(params), grammar)
         return grammar
 
     def _take_memory(self, size_bytes: int) -> None:
@@ -240,7 +240,7 @@ class Grammars:
             self._cache.popitem(last=False)
 
 
-def _key(params: StructuredOutputsParams) -> bytes:
+def _compute_key(params: StructuredOutputsParams) -> bytes:
     """Return the SHA-256 digest of a form's JSON, the key of the cache.
 
     Raises:

@@ -99,7 +99,7 @@ class KVCache:
         if not self._prefix_caching or not pools:
             return 0
         cached = (len(request.tokens) - 1) // self.block_size
-        keys = request.page_keys(cached, self.block_size)
+        keys = request.compute_page_keys(cached, self.block_size)
         previous = cached + 1
         while cached < previous:  # until no pool has fewer
             previous = cached
@@ -130,7 +130,7 @@ class KVCache:
         Returns:
             Whether enough pages and slots are free; otherwise nothing changes.
         """
-        keys = request.page_keys(blocks, self.block_size) if blocks else []
+        keys = request.compute_page_keys(blocks, self.block_size) if blocks else []
         new = -(-positions // self.block_size) - blocks
         shared = [[pool.find(key) for key in keys[pool.find_first_block(blocks) :]] for pool in self.pools]
         for pool, pages in zip(self.pools, shared):
@@ -247,10 +247,10 @@ class KVCache:
         filled = positions // self.block_size
         if self.slots is not None and self.count_tokens_to_snapshot(request, positions - 1) == 1:
             assert request.slot is not None, f"request {request.id} has no slot"
-            self.slots.publish(request.slot, request.page_keys(filled, self.block_size)[-1])
+            self.slots.publish(request.slot, request.compute_page_keys(filled, self.block_size)[-1])
         if filled == request.filled:
             return
-        keys = request.page_keys(filled, self.block_size) if self._prefix_caching else ()
+        keys = request.compute_page_keys(filled, self.block_size) if self._prefix_caching else ()
         for pool, table in zip(self.pools, request.tables):
             if keys:
                 for block in range(request.filled, filled):

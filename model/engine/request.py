@@ -73,7 +73,7 @@ class Request:
         """Largest number of positions with keys and values; the last sampled token is never computed."""
         return self.prompt_tokens + self.max_new_tokens - 1
 
-    def page_keys(self, count: int, block_size: int) -> Sequence[Key]:
+    def compute_page_keys(self, count: int, block_size: int) -> Sequence[Key]:
         """Return the prefix-cache keys of the first `count` pages, and remember them in `keys`.
 
         A key depends on `root` and on all tokens up to the end of its page.

@@ -73,8 +73,8 @@ class TokenSampler:
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self._counts = None if penalties == (0, 0, 1) else np.zeros(size, np.float32)
         self._prompt_counts = None if self._counts is None else _count_tokens(prompt, size)
-        self._fixed_bias = self._bias_of_params()
-        self._limits = _limits(params, size)
+        self._fixed_bias = self._make_fixed_bias()
+        self._limits = _round_limits(params, size)
 
     @property
     def complete(self) -> bool:
@@ -98,7 +98,7 @@ class TokenSampler:
         Raises:
             ModelError: No token is allowed in the first row.
         """
-        rows = [self._row((), self._constraint)]
+        rows = [self._make_row((), self._constraint)]
         rule = (
             None if self._constraint is None or not drafts or self.complete else self._constraint.for_drafts()
         )
@@ -109,7 +109,7 @@ class TokenSampler:
             if rule is not None and (self.complete or not rule.accept(draft) or rule.complete):
                 break
             try:
-                rows.append(self._row(drafts[:num_accepted], rule))
+                rows.append(self._make_row(drafts[:num_accepted], rule))
             except ModelError:  # raised again for the first row, if the draft token is chosen
                 break
         return rows
@@ -123,14 +123,14 @@ class TokenSampler:
         if self._constraint is not None and not self.complete:
             self._constraint.accept(token)
 
-    def _row(self, drafts: Sequence[int], rule: TokenRule | None) -> RowSampling:
+    def _make_row(self, drafts: Sequence[int], rule: TokenRule | None) -> RowSampling:
         params, position = self._params, len(drafts)
         while len(self._numbers) <= position:
             self._numbers.append(float(self._generator.random(dtype=np.float32)))
         return RowSampling(
             self._numbers[position],
             *self._limits,
-            self._bias(position, rule),
+            self._make_bias(position, rule),
             self._prompt_counts,
             None if self._counts is None else self._counts + _count_tokens(drafts, self._size),
             params.repetition_penalty,
@@ -140,7 +140,7 @@ class TokenSampler:
             None if rule is None else rule.by_logits,
         )
 
-    def _bias_of_params(self) -> np.ndarray | None:
+    def _make_fixed_bias(self) -> np.ndarray | None:
         params = self._params
         if not params.logit_bias and params.allowed_token_ids is None:
             return None
@@ -152,7 +152,7 @@ class TokenSampler:
             bias[token] += added
         return bias
 
-    def _bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
+    def _make_bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
         """Return the bias to add to the logits, [vocabulary] float32, or None without a bias; NaN forbids a token.
 
         Args:
@@ -191,33 +191,33 @@ def choose(
     on_host = [index for index, (_, answer) in enumerate(draws) if answer.drawn is None]
     tokens: dict[int, int | BaseException] = {}
     try:
-        tokens = dict(zip(on_host, _drawn_tokens([draws[index] for index in on_host])))
+        tokens = dict(zip(on_host, _draw_tokens([draws[index] for index in on_host])))
     except BaseException as error:
         contain(error)
         for index in on_host:  # a row draws the same token alone and in a batch
             try:
-                (tokens[index],) = _drawn_tokens([draws[index]])
+                (tokens[index],) = _draw_tokens([draws[index]])
             except BaseException as row_error:
                 tokens[index] = contain(row_error)
     choices: list[Choice | BaseException] = []
     for index, (row, answer) in enumerate(draws):
         try:
-            choices.append(_choice(row, answer, tokens.get(index), decode))
+            choices.append(_make_choice(row, answer, tokens.get(index), decode))
         except BaseException as error:
             choices.append(contain(error))
     return choices
 
 
-def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
+def _draw_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
     """Return the token ids that the host samples for rows, whose outputs all have logits."""
     if not draws:
         return []
-    scores = np.stack([_masked(row, require_logits(answer.logits)) for row, answer in draws])
+    scores = np.stack([_mask_logits(row, require_logits(answer.logits)) for row, answer in draws])
     tokens: list[int] = draw(scores, [row for row, _ in draws]).tolist()
     return tokens
 
 
-def _choice(
+def _make_choice(
     row: RowSampling, answer: StepOutput, token: int | BaseException | None, decode: Decode
 ) -> Choice:
     """Return the choice of a row with its log-probabilities.
@@ -236,7 +236,9 @@ def _choice(
     if not np.isfinite(largest):
         raise ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
     if answer.drawn is not None:
-        likeliest = None if row.logprobs is None else _device_logprobs(answer.drawn, row.logprobs, decode)
+        likeliest = (
+            None if row.logprobs is None else _read_device_logprobs(answer.drawn, row.logprobs, decode)
+        )
         return Choice(answer.drawn.token, likeliest)
     if not isinstance(token, int):
         assert token is not None, "the host has drawn no token"
@@ -245,19 +247,19 @@ def _choice(
         token,
         None
         if row.logprobs is None
-        else logprobs(require_logits(answer.logits), token, row.logprobs, decode),
+        else compute_logprobs(require_logits(answer.logits), token, row.logprobs, decode),
     )
 
 
-def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
-    """Return what `logprobs` returns, from the candidates that the device chose instead of all logits."""
+def _read_device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
+    """Return what `compute_logprobs` returns, from the candidates that the device chose instead of all logits."""
     candidates = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
     tokens = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
     ranks = {token: int((drawn.logprobs > np.float32(candidates[token])).sum()) + 1 for token in tokens}
     return {token: Logprob(candidates[token], ranks[token], decode([token])) for token in tokens}
 
 
-def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
+def compute_logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
     """Return the log-probabilities of `token` and of the `count` likeliest tokens, by token id.
 
     Args:
@@ -275,7 +277,7 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
     return {index: Logprob(float(log_softmax[index]), ranks[index], decode([index])) for index in tokens}
 
 
-def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
+def _mask_logits(row: RowSampling, logits: np.ndarray) -> np.ndarray:
     """Return logits with -inf for tokens that the row's `by_logits` function forbids; the same array without one.
 
     The function decides by the logits with bias, but the bias is not added to the result.
@@ -295,7 +297,7 @@ def require_logits(logits: np.ndarray | None) -> np.ndarray:
     return logits
 
 
-def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float]:
+def _round_limits(params: SamplingParams, size: int) -> tuple[float, int, float, float]:
     """Return temperature, top_k, top_p and min_p as floats that are exact in float32; a top_k of 0 is no limit.
 
     So host and device sample alike: a small temperature stays above 0, and a top_p that rounds to 1 keeps all tokens.

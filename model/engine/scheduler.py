@@ -393,7 +393,7 @@ class Scheduler:
         Preempts running requests, from the last one on, while pages or slots are too few.
         """
         for request in requests:
-            tokens = self._chunk(request, request.computed, min(request.missing, budget))
+            tokens = self._limit_chunk(request, request.computed, min(request.missing, budget))
             if not tokens or not request.is_running:  # else it was preempted in this loop
                 continue
             while not self.cache.reserve(request, request.computed + tokens, batch.copies):
@@ -446,7 +446,7 @@ class Scheduler:
             tokens = len(request.tokens) - first
             if tokens > budget and not options.chunked_prefill:
                 break
-            tokens = self._chunk(request, first, min(tokens, budget))
+            tokens = self._limit_chunk(request, first, min(tokens, budget))
             while not (
                 started := self.cache.start(request, cached, first + tokens, batch.copies)
             ) and self._outranks(request):
@@ -460,7 +460,7 @@ class Scheduler:
             admitted += 1
         return admitted
 
-    def _chunk(self, request: Request, first: int, tokens: int) -> int:
+    def _limit_chunk(self, request: Request, first: int, tokens: int) -> int:
         """Return how many tokens from position `first` on, at most `tokens`, form a chunk.
 
         With recurrent layers and prefix caching, a chunk ends at the next position at which the state is kept.

@@ -148,11 +148,11 @@ class DraftModel:
             for request in chunks:
                 if request in outputs and len(drafts[request]) < batch.chunks[request].draft_slots:
                     drafts[request].append(outputs[request][-1].likeliest)
-            chunks = self._next(batch, drafts, chunks)
+            chunks = self._list_next_chunks(batch, drafts, chunks)
             step = Batch(chunks)
         return {request: proposed for request, proposed in drafts.items() if proposed}
 
-    def _next(
+    def _list_next_chunks(
         self, batch: Batch, drafts: Mapping[Request, Sequence[int]], done: Mapping[Request, Chunk]
     ) -> dict[Request, Chunk]:
         """Return the chunks that compute the newest draft token of each request with a slot for another.

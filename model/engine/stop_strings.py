@@ -39,7 +39,9 @@ class StopStrings:
             end, self.matched = min(matches)
             self._pending = self._pending[:end]
             return self.finish()
-        end = len(self._pending) - max((_overlap(self._pending, stop) for stop in self._stops), default=0)
+        end = len(self._pending) - max(
+            (_count_overlap(self._pending, stop) for stop in self._stops), default=0
+        )
         certain, self._pending = self._pending[:end], self._pending[end:]
         return certain
 
@@ -49,7 +51,7 @@ class StopStrings:
         return pending
 
 
-def _overlap(text: str, stop: str) -> int:
+def _count_overlap(text: str, stop: str) -> int:
     """Return how many characters at the end of a text are the beginning, but not the whole, of a stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if stop.startswith(text[-size:])), 0)

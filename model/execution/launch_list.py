@@ -11,7 +11,7 @@ from model.layers.paged import CacheGroup, name_in_group
 from model.network import Section
 
 
-def launches_of(section: Section, shape: StepShape) -> list[Launch]:
+def list_launches(section: Section, shape: StepShape) -> list[Launch]:
     """Return the launches of a section's layers in order; joint launches replace the launches that they fuse.
 
     Args:
@@ -21,7 +21,7 @@ def launches_of(section: Section, shape: StepShape) -> list[Launch]:
     return join_launches((launch for layer in section for launch in layer.launches(shape)), shape.lnc)
 
 
-def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:
+def list_copies(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:
     """Return the launches that make `copies` copies of pages or slots, one launch for each cache of a cache group.
 
     Args:
@@ -37,19 +37,19 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: Cac
     ]
 
 
-def copy_sizes(copies: int) -> list[int]:
+def list_copy_sizes(copies: int) -> list[int]:
     """Return the numbers of copies of the launches that together make `copies` copies.
 
     Each is a power of two that the kernel takes. The last launch may make more copies than remain.
     """
     size = 1
-    while size < copies and _takes_copies(2 * size):
+    while size < copies and _can_copy(2 * size):
         size *= 2
     full_launches, remainder = divmod(copies, size)
     return [size] * full_launches + ([1 << (remainder - 1).bit_length()] if remainder else [])
 
 
-def _takes_copies(copies: int) -> bool:
+def _can_copy(copies: int) -> bool:
     """Return whether one launch of the kernel `copy_pages` can make `copies` copies, of pages of any size."""
     pages, numbers = Value("pages", (1, 1), FLOAT32), Value("numbers", (copies, 1), INT32)
     return (

@@ -15,7 +15,7 @@ import numpy as np
 
 from model.errors import check_memory
 from model.execution.bound_launch import Arrays, Binder, BoundLaunch, Device
-from model.execution.launch_list import copies_of, copy_sizes, launches_of
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.execution.stages import divide_stages, find_sent_values, launch_send
 from model.layers.launch import Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, list_states
@@ -87,7 +87,7 @@ class LaunchedNetwork:
         shard_weights = {rank_weights.shard: rank_weights for rank_weights in weights}
         self._rank_arrays: list[Arrays] = []
         for rank, stage in zip(device.local_ranks, rank_stages):
-            host_arrays = stage.weights_and_constants(shard_weights[mesh.shard(rank)])
+            host_arrays = stage.build_weights_and_constants(shard_weights[mesh.shard(rank)])
             arrays = {name: device.hold(array) for name, array in host_arrays.items()}
             stage.rank_arrays.append(arrays)
             self._rank_arrays.append(arrays)
@@ -120,7 +120,7 @@ class LaunchedNetwork:
             name_in_group(name, self._largest_step, cache_group)
             for name in ("copy_destinations", "copy_sources")
         )
-        for size in copy_sizes(max(map(len, pending))):
+        for size in list_copy_sizes(max(map(len, pending))):
             padded = [
                 copies[:size] + [(padding_page, padding_page)] * (size - len(copies)) for copies in pending
             ]
@@ -232,7 +232,7 @@ class LaunchedNetwork:
         rows = slice(shape.tokens)
         if shape.phase is Phase.prefill:
             rows = self._mesh.slice_local_rows(rank, shape.tokens)
-        return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
+        return array[rows] if sharding is Sharding.rows else _convert_to_local_indices(array, rows)
 
     def _run_graph(self, launches: Sequence[BoundLaunch]) -> None:
         """Run launches one after another, and end the graph after them."""
@@ -245,7 +245,9 @@ class LaunchedNetwork:
 
         The last section of a pipeline stage also sends the values that the next stage reads.
         """
-        stage_lists = [[launches_of(section, shape) for section in stage.sections] for stage in self._stages]
+        stage_lists = [
+            [list_launches(section, shape) for section in stage.sections] for stage in self._stages
+        ]
         launches = [launch for sections in stage_lists for section in sections for launch in section]
         for launch in launches:
             assert launch.repeat == 1 or shape.scores, (
@@ -274,14 +276,14 @@ class LaunchedNetwork:
         Its results are from now on kept from step to step, like states.
         """
         step = network.step(self._largest_step)
-        launches = [launch for section in network.sections for launch in launches_of(section, step)]
+        launches = [launch for section in network.sections for launch in list_launches(section, step)]
         self._lasting_names.update(result for launch in launches for result in launch.results)
         changing = {*network.inputs, *self._lasting_names}
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 
     def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
         """Return the bound launches that make `copies` copies of pages or slots of a cache group in every layer."""
-        launches = copies_of(self._network.layers, self._largest_step, copies, cache_group)
+        launches = list_copies(self._network.layers, self._largest_step, copies, cache_group)
         changing = {value.name for launch in launches for value in launch.values}
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 
@@ -321,7 +323,7 @@ class _Stage:
             states.update({state.name: state for state in list_states(layer, layer_step)})
         return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
-    def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
+    def build_weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
         """Return the host arrays of one rank by name: weights and constants of the stage's layers.
 
         Args:
@@ -334,7 +336,7 @@ class _Stage:
         return arrays | {name: constant(rank_weights.shard) for name, constant in self.constants.items()}
 
 
-def _indices_in_rows(indices: np.ndarray, rows: slice) -> np.ndarray:
+def _convert_to_local_indices(indices: np.ndarray, rows: slice) -> np.ndarray:
     """Return row indices of a group as indices among the rows of one rank, int32.
 
     An index outside of `rows` becomes the number of these rows.

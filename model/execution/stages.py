@@ -67,7 +67,7 @@ def find_stage_ends(network: Network, step: StepShape) -> list[int]:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, block in enumerate(network.blocks):
-        for launch in _launches((block,), step):
+        for launch in _iterate_launches((block,), step):
             for name in states.intersection((*launch.results, *(value.name for value in launch.values))):
                 last[name] = number
                 first.setdefault(name, number)
@@ -90,9 +90,9 @@ def find_sent_values(before: Iterable[Section], after: Iterable[Section], step: 
     Returns:
         Each value once, in the form of its first reader.
     """
-    returned = {name for launch in _launches(before, step) for name in launch.results}
+    returned = {name for launch in _iterate_launches(before, step) for name in launch.results}
     values: dict[str, Value] = {}
-    for launch in _launches(after, step):
+    for launch in _iterate_launches(after, step):
         for value in launch.values:
             if value.name in returned:
                 values.setdefault(value.name, value)
@@ -128,7 +128,7 @@ def divide_evenly(costs: Sequence[int], count: int, cuts: Collection[int]) -> li
     sums = [0, *accumulate(costs)]
 
     def is_sufficient(limit: int) -> bool:
-        """Return whether `count` ranges with sums of at most `limit` cover all costs."""
+        """Return whether `count` ranges that end at allowed indices, each with a sum up to `limit`, cover all costs."""
         end = 0
         for _ in range(count):
             end = bisect_right(end_sums, end_sums[end] + limit) - 1
@@ -155,7 +155,7 @@ def divide_evenly(costs: Sequence[int], count: int, cuts: Collection[int]) -> li
     return [range(first, last) for first, last in pairwise(best[-1][1])]
 
 
-def _launches(sections: Iterable[Section], step: StepShape) -> Iterable[Launch]:
+def _iterate_launches(sections: Iterable[Section], step: StepShape) -> Iterable[Launch]:
     return (launch for layer in chain.from_iterable(sections) for launch in layer.launches(step))
 
 
@@ -164,7 +164,7 @@ def _count_weights(section: Sequence[Layer], step: StepShape) -> int:
     return sum(prod(weight.shape(step.shard)) for layer in section for weight in layer.weights)
 
 
-def layers_of_stage(network: Network, mesh: Mesh, rank: int) -> list[Layer]:
+def list_stage_layers(network: Network, mesh: Mesh, rank: int) -> list[Layer]:
     """Return the layers whose weights a rank holds: those of its pipeline stage.
 
     With one stage, these are all layers, those of preceding networks included.

@@ -40,9 +40,9 @@ def join_launches(launches: Iterable[Launch], lnc: int = 1) -> list[Launch]:
     because they divide the work of the separate kernels.
     """
     if lnc > 1:
-        from model.device import divides_among  # takes as long to import as the rest of the model
+        from model.device import can_divide_among  # takes as long to import as the rest of the model
 
-        if not divides_among("decoder_layer_decode", lnc):
+        if not can_divide_among("decoder_layer_decode", lnc):
             return list(launches)
     result: list[Launch] = []
     for launch in launches:

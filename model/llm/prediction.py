@@ -101,7 +101,7 @@ class StepPredictor:
             expert=deployment.expert_ranks,
             lnc=deployment.lnc,
         )
-        self._step = self._predictor.on_pages(deployment.pages, deployment.block_size)
+        self._step = self._predictor.make_paged_step(deployment.pages, deployment.block_size)
         self._seconds: dict[StepShape, float | None] = {}
 
     def predict(self, sizes: Sequence[Any]) -> float | None:
@@ -117,7 +117,7 @@ class StepPredictor:
             self._seconds[step] = None
             if not verifies_drafts(step):
                 with suppress(ModelError):
-                    self._seconds[step] = 1e-9 * float(self._predictor.paged(step).time.program_ns)
+                    self._seconds[step] = 1e-9 * float(self._predictor.predict_paged(step).time.program_ns)
         return self._seconds[step]
 
     def add_up(self, launch_counts: Mapping[StepShape, int]) -> StepsPrediction:

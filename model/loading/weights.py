@@ -107,7 +107,7 @@ def shard_weights(
     formats: dict[str, Format] = {}
     for layer in layers:
         for weight in layer.weights:
-            format = weight.find_kernel_format(weights, kernel_parameters)
+            format = weight.find_kernel_format(weights, list_kernel_parameters)
             if format is not None:
                 formats[weight.name] = format
             arrays_by_key: dict[object, dict[str, np.ndarray]] = {}
@@ -124,14 +124,14 @@ def shard_weights(
     )
 
 
-def kernel_parameters(kernel: str) -> Collection[str]:
+def list_kernel_parameters(kernel: str) -> Collection[str]:
     """Return the parameter names of the kernel called `kernel` in nki_kernels.
 
     The first call imports the kernels and the simulator.
     """
     from model import device
 
-    return device.kernel_parameters(kernel)
+    return device.list_kernel_parameters(kernel)
 
 
 def choose_weight_dtypes(
@@ -144,7 +144,7 @@ def choose_weight_dtypes(
     dtypes: dict[str, np.dtype] = {}
     formats: dict[str, Format] = {}
     for weight in weights:
-        format = weight.find_kernel_format(checkpoint, kernel_parameters)
+        format = weight.find_kernel_format(checkpoint, list_kernel_parameters)
         if format is None:
             dtypes[weight.name] = weight.choose_device_dtype(checkpoint, activations)
         else:

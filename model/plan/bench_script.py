@@ -108,7 +108,7 @@ def _write_script(
         "# With URL in the environment, the server there is measured, and none is started.",
         *(f"# {line}".rstrip() for line in _describe_promise(offer, stack, model, rate)),
         "set -euo pipefail",
-        *_name_model(config),
+        *_set_model(config),
         f"url=${{URL:-http://127.0.0.1:{_PORT}}}",
         'if [ -z "${URL:-}" ]; then',
         *(f"  {line}" for line in _start_server(offer, stack, dtype)),
@@ -118,7 +118,7 @@ def _write_script(
     return "\n".join(lines) + "\n"
 
 
-def _name_model(config: Path) -> Iterator[str]:
+def _set_model(config: Path) -> Iterator[str]:
     """Yield the lines that set the shell variable `model` to a folder or a Hugging Face id.
 
     The script's first argument replaces this default. Without a default, because the path is no folder, config.json or

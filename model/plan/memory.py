@@ -65,8 +65,8 @@ def compute_footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: i
         tokens: tokens of a sequence in the cache.
         ep: groups of `tp` ranks that divide the routed experts among them; every group holds all other weights.
     """
-    elements = sum(section.count * section.elements(tp, ep).total() for section in model.sections)
-    return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.cache_bytes(tokens, dtype, tp))
+    elements = sum(section.count * section.count_elements(tp, ep).total() for section in model.sections)
+    return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.count_cache_bytes(tokens, dtype, tp))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, len
         length: most tokens of a sequence; a window of at least this length counts as no window.
     """
     page_bytes = dict.fromkeys(model.config.list_windows(length), 0)
-    for group, size in model.page_bytes(tp, dtype).items():
+    for group, size in model.count_page_bytes(tp, dtype).items():
         if not isinstance(group, Slots):
             page_bytes[group if group is not None and group < length else None] += block_size * size
     return [PageKind(window, size) for window, size in page_bytes.items()]
@@ -162,14 +162,14 @@ def allocate_pages(
     ]
 
 
-def powers_of_two(largest: int) -> list[int]:
+def list_powers_of_two(largest: int) -> list[int]:
     """Return the powers of two from 1 up to `largest`; [1] if `largest` is below 1."""
     return [2**exponent for exponent in range(max(1, largest).bit_length())]
 
 
 def list_possible_tp(model: ModelSizes, cores: int) -> list[int]:
     """Return the numbers of tensor-parallel ranks to try: powers of two that give each rank a head, at most `cores`."""
-    return powers_of_two(min(cores, model.config.most_busy_ranks))
+    return list_powers_of_two(min(cores, model.config.most_busy_ranks))
 
 
 def find_smallest_tp(

@@ -20,13 +20,13 @@ from math import gcd
 
 from model.config.blocks import SpeechEncoder
 from model.config.mixers import GroupedAttention
-from model.device import Hardware, Instance, chip, collective_ns, schedule_stages
+from model.device import Hardware, Instance, chip, compute_collective_ns, schedule_stages
 from model.errors import ModelError
 from model.execution.stages import divide_evenly
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
 from model.mesh import check_expert_groups, collect_expert_counts
-from model.plan.memory import MeshShape, powers_of_two
+from model.plan.memory import MeshShape, list_powers_of_two
 from model.plan.predict import MAX_MICRO_BATCHES
 from model.plan.roofline import compute_core_peaks, count_prefill_work
 from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
@@ -90,10 +90,10 @@ class Stage:
     blocks: tuple[tuple[LayerSizes, int], ...]
     ends: tuple[LayerSizes, ...]
 
-    def elements(self, shape: MeshShape) -> int:
+    def count_elements(self, shape: MeshShape) -> int:
         """Return the number of weight elements that one rank of the stage holds."""
-        return sum(section.elements(shape.tp).total() for section in self.ends) + sum(
-            count * section.elements(shape.tp, shape.ep).total() for section, count in self.blocks
+        return sum(section.count_elements(shape.tp).total() for section in self.ends) + sum(
+            count * section.count_elements(shape.tp, shape.ep).total() for section, count in self.blocks
         )
 
 
@@ -138,7 +138,7 @@ class Meshes:
         Meshes that hold the batch come first, by descending tokens per second. Then follow the others, by ascending
         memory that a rank needs.
         """
-        candidates = [self.create_candidate(shape) for shape in self._shapes(tp, pp, ep)]
+        candidates = [self.create_candidate(shape) for shape in self._list_shapes(tp, pp, ep)]
         return sorted(candidates, key=lambda mesh: (-mesh.tokens_per_s, mesh.needed_bytes, mesh.shape.ranks))
 
     def create_candidate(self, shape: MeshShape) -> Candidate:
@@ -148,13 +148,13 @@ class Meshes:
         step is None if this batch does not fit.
         """
         stages = self._stages(shape.tp, shape.pp)
-        weight_bytes = [stage.elements(shape) * self._size for stage in stages]
+        weight_bytes = [stage.count_elements(shape) * self._size for stage in stages]
         cache_bytes = [self._cache_bytes(stage, shape.tp) for stage in stages]
         capacity = self._capacity
         sequences = shape.ep * min(
             max(0, capacity - weights) // max(1, cache) for weights, cache in zip(weight_bytes, cache_bytes)
         )
-        batch = powers_of_two(min(self._batch, sequences))[-1] if self._fewer else self._batch
+        batch = list_powers_of_two(min(self._batch, sequences))[-1] if self._fewer else self._batch
         group_batch = -(-batch // shape.ep)
         fullest = max(
             range(shape.pp), key=lambda index: weight_bytes[index] + cache_bytes[index] * group_batch
@@ -177,26 +177,28 @@ class Meshes:
         weights that several ranks hold, count as work.
         """
         row_bytes = tokens * self._model.config.hidden_size * self._size
-        collectives_ns = sum(self._collectives_ns(section, shape, row_bytes) for section in self._blocks)
+        collectives_ns = sum(
+            self._compute_collectives_ns(section, shape, row_bytes) for section in self._blocks
+        )
         work = count_prefill_work(self._model, self._dtype, 1, tokens)
         repeated = shape.tp * self._count_weights(shape.tp) / self._count_weights(1)
-        return 1e9 * repeated * work.seconds(self._peaks.scale(shape.tp)) + collectives_ns
+        return 1e9 * repeated * work.compute_seconds(self._peaks.scale(shape.tp)) + collectives_ns
 
     def estimate_step(self, shape: MeshShape, batch: int) -> Estimate:
         """Return the estimate of a decode step with the fastest number of micro-batches, among powers of two."""
         largest = min(batch // shape.ep, MAX_MICRO_BATCHES) if shape.pp > 1 else 1
-        estimates = (self._estimate(shape, batch, count) for count in powers_of_two(largest))
+        estimates = (self._estimate(shape, batch, count) for count in list_powers_of_two(largest))
         return min(estimates, key=lambda estimate: estimate.step_ns)
 
-    def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
+    def _list_shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
         """Yield the mesh shapes that the instance has cores for; a size that is None takes powers of two."""
         counts = collect_expert_counts(self._model.config)
         experts = gcd(*counts) if counts else 1
         for tp_size in self._list_tp() if tp is None else [tp]:
             stages = min(len(self._cuts) + 1, self._cores // tp_size)
-            for pp_size in powers_of_two(stages) if pp is None else [pp]:
+            for pp_size in list_powers_of_two(stages) if pp is None else [pp]:
                 groups = min(experts & -experts, self._batch, self._cores // (tp_size * pp_size))
-                for ep_size in powers_of_two(groups) if ep is None else [ep]:
+                for ep_size in list_powers_of_two(groups) if ep is None else [ep]:
                     shape = MeshShape(tp_size, pp_size, ep_size)
                     if shape.ranks <= self._cores:
                         yield shape
@@ -206,11 +208,11 @@ class Meshes:
 
         The largest may exceed the model's heads; further ranks then compute padding.
         """
-        return powers_of_two(min(self._cores, self._model.config.vocab_size))
+        return list_powers_of_two(min(self._cores, self._model.config.vocab_size))
 
     def _count_weights(self, tp: int) -> int:
         """Return the number of weight elements in all decoder layers that one of `tp` ranks holds."""
-        return sum(section.count * section.elements(tp).total() for section in self._model.blocks)
+        return sum(section.count * section.count_elements(tp).total() for section in self._model.blocks)
 
     @property
     def _cuts(self) -> list[int]:
@@ -235,8 +237,8 @@ class Meshes:
     def _divide(self, tp: int, pp: int) -> list[Stage]:
         """Return `pp` pipeline stages with nearly equal numbers of weights on a rank."""
         model = self._model
-        costs = [section.elements(tp).total() for section in self._blocks]
-        costs[-1] += model.head.elements(tp).total()
+        costs = [section.count_elements(tp).total() for section in self._blocks]
+        costs[-1] += model.head.count_elements(tp).total()
         return [
             Stage(
                 tuple(Counter(self._blocks[span.start : span.stop]).items()),
@@ -249,7 +251,8 @@ class Meshes:
     def _cache_bytes(self, stage: Stage, tp: int) -> int:
         """Return the cache bytes of one sequence on one rank of a stage."""
         return sum(
-            count * section.cache_bytes(self._context, tp, self._dtype) for section, count in stage.blocks
+            count * section.count_cache_bytes(self._context, tp, self._dtype)
+            for section, count in stage.blocks
         )
 
     def _estimate(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
@@ -260,12 +263,15 @@ class Meshes:
         sequences = -(-batch // (shape.ep * micro_batches))
         row_bytes = sequences * self._model.config.hidden_size * self._size
         stages = self._stages(shape.tp, shape.pp)
-        core = [self._core_ns(stage, shape, sequences) for stage in stages]
+        core = [self._compute_core_ns(stage, shape, sequences) for stage in stages]
         collectives = [
-            sum(count * self._collectives_ns(section, shape, row_bytes) for section, count in stage.blocks)
+            sum(
+                count * self._compute_collectives_ns(section, shape, row_bytes)
+                for section, count in stage.blocks
+            )
             for stage in stages
         ]
-        sends = [collective_ns(self._chip, 2 * shape.ep * shape.tp, row_bytes)] * (shape.pp - 1)
+        sends = [compute_collective_ns(self._chip, 2 * shape.ep * shape.tp, row_bytes)] * (shape.pp - 1)
         computed = [core_ns + exchanged_ns for core_ns, exchanged_ns in zip(core, collectives)]
         schedule = schedule_stages([computed] * micro_batches, [sends] * micro_batches)
         stage_ns = shape.pp * schedule.length_ns / micro_batches
@@ -277,23 +283,23 @@ class Meshes:
             schedule.bubble_share,
         )
 
-    def _core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
+    def _compute_core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
         """Return the roofline in ns of one rank for a step of `sequences` sequences, those of its group."""
         elements, products = 0.0, 0.0
         for section, count in stage.blocks:
-            weights = section.elements(shape.tp, shape.ep)
+            weights = section.count_elements(shape.tp, shape.ep)
             routed, always = weights["experts"], weights.total() - weights["experts"]
-            elements += count * (always + routed * section.share_of_experts(sequences * shape.ep))
+            elements += count * (always + routed * section.compute_share_of_experts(sequences * shape.ep))
             # A token passes its experts on one of the groups, which all have equally many tokens.
-            chosen = routed * shape.ep * section.share_of_experts(1)
-            attended = section.products(Phase.decode, self._context, shape.tp)
+            chosen = routed * shape.ep * section.compute_share_of_experts(1)
+            attended = section.count_products(Phase.decode, self._context, shape.tp)
             products += count * sequences * (always + chosen + attended)
-        head = sum(section.elements(shape.tp)["head"] for section in stage.ends)
+        head = sum(section.count_elements(shape.tp)["head"] for section in stage.ends)
         elements, products = elements + head, products + sequences * head
         cached = sequences * self._cache_bytes(stage, shape.tp)
-        return 1e9 * self._peaks.seconds(2 * products, self._size * elements + cached)
+        return 1e9 * self._peaks.compute_seconds(2 * products, self._size * elements + cached)
 
-    def _collectives_ns(self, layers: LayerSizes, shape: MeshShape, row_bytes: int) -> float:
+    def _compute_collectives_ns(self, layers: LayerSizes, shape: MeshShape, row_bytes: int) -> float:
         """Return the time in ns of one layer's all-reduces over `tp` ranks and all-to-alls over `ep` groups.
 
         Args:
@@ -304,10 +310,10 @@ class Meshes:
         time_ns = 0.0
         if shape.tp > 1:
             sums = 2 if layers.parameters["mlp"] or layers.parameters["experts"] else 1
-            time_ns += sums * collective_ns(self._chip, shape.tp, row_bytes, all_reduces=True)
+            time_ns += sums * compute_collective_ns(self._chip, shape.tp, row_bytes, all_reduces=True)
         if shape.ep > 1 and layers.experts is not None:
             copies = min(layers.experts.per_token, shape.ep)
-            time_ns += 2 * collective_ns(self._chip, shape.ep * shape.tp, copies * row_bytes)
+            time_ns += 2 * compute_collective_ns(self._chip, shape.ep * shape.tp, copies * row_bytes)
         return time_ns
 
 

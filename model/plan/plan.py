@@ -22,7 +22,7 @@ from model.plan.memory import (
     compute_footprint,
     find_smallest_tp,
     list_possible_tp,
-    powers_of_two,
+    list_powers_of_two,
 )
 from model.plan.meshes import Candidate, Meshes, check_mesh
 from model.plan.policy import Choice, Judged, Question
@@ -295,7 +295,7 @@ class Plan:
     @property
     def cache_bytes_per_token(self) -> int:
         """Cache bytes that one more token of a sequence takes, summed over ranks, while no attention window is full."""
-        groups = self.model.page_bytes(1, self.dtype).items()
+        groups = self.model.count_page_bytes(1, self.dtype).items()
         return sum(size for group, size in groups if not isinstance(group, Slots))
 
     @property
@@ -342,7 +342,7 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
 
     first_token = plan_prompts(1)
     rates = []
-    for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
+    for batch in sorted({*list_powers_of_two(LARGEST_BATCH), request.batch}):
         work, fits = count_decode_work(model, dtype, batch, context), placement.can_hold(batch)
         predicted = predictor.predict_step(batch) if predictor and fits else None
         roofline = placement.estimate_step(work, batch)
@@ -480,7 +480,7 @@ def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, conte
         )
     peaks, tp = parse_accelerator(request.accelerator or "", dtype), request.tp or 1
     check_ranks(model.config, tp)
-    weight_bytes, cache_bytes = DTYPE_BYTES[dtype] * model.total, model.cache_bytes(context, dtype)
+    weight_bytes, cache_bytes = DTYPE_BYTES[dtype] * model.total, model.count_cache_bytes(context, dtype)
     sequences = max(0, (peaks.memory_bytes or 0) * tp - weight_bytes) // max(1, cache_bytes)
     mesh = Candidate(
         MeshShape(tp), 1, -(-weight_bytes // tp), -(-cache_bytes // tp), sequences, request.batch, None

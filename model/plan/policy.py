@@ -134,13 +134,17 @@ class Choice:
         Each of the last two groups is in the order of the policy. Empty if no mesh holds the batch. The first use takes
         seconds, because it runs the dry runs.
         """
-        estimated = sorted(map(self._estimate, (mesh for mesh in self._ranked if mesh.step)), key=_rank)
+        estimated = sorted(
+            map(self._estimate, (mesh for mesh in self._ranked if mesh.step)), key=_make_sort_key
+        )
         busy = [judged for judged in estimated if not self._has_idle_ranks(judged.mesh)]
-        last = _rank(busy[PREDICTED - 1]) if len(busy) >= PREDICTED else None
+        last = _make_sort_key(busy[PREDICTED - 1]) if len(busy) >= PREDICTED else None
         idle = [
-            judged for judged in estimated if judged not in busy and (last is None or _rank(judged) < last)
+            judged
+            for judged in estimated
+            if judged not in busy and (last is None or _make_sort_key(judged) < last)
         ]
-        best = sorted(map(self._predict_step, [*busy[:PREDICTED], *idle[:1]]), key=_rank)
+        best = sorted(map(self._predict_step, [*busy[:PREDICTED], *idle[:1]]), key=_make_sort_key)
         if not best:
             return ()
         for index, judged in enumerate(best):
@@ -197,7 +201,7 @@ class Choice:
         return replace(judged, ttft_ns=predictor.predict_prompts(self._question.prompt).time.program_ns)
 
 
-def _rank(judged: Judged) -> tuple[int, bool, float]:
+def _make_sort_key(judged: Judged) -> tuple[int, bool, float]:
     """Return a sort key: fewest pipeline stages first, then meshes that keep the service level, then the lowest cost.
 
     Stages add memory to a copy and no speed to its steps, so that a mesh with fewer stages does not need them.

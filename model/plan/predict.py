@@ -24,7 +24,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.device import chip, find_sorted_expert_width, schedule_stages
 from model.errors import ModelError
-from model.execution.launch_list import copies_of, copy_sizes, launches_of
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
 from model.layers.experts import RoutedExperts
@@ -191,11 +191,11 @@ class Predictor:
         """Return the time of a decode step, which adds one token to each of `batch` sequences over all groups."""
         return self._predict_fastest(self._step.with_rows(self._mesh.count_group_sequences(batch)))
 
-    def paged(self, step: StepShape) -> PassTime:
+    def predict_paged(self, step: StepShape) -> PassTime:
         """Return the time of an engine's step on one group of ranks, with the sampling of a token for each sequence.
 
         Args:
-            step: a step from `on_pages`, with the phase, tokens and sequences replaced by those of the engine's step.
+            step: a step from `make_paged_step`, resized to the phase, tokens and sequences of the engine's step.
         """
         return self._predict_pass(replace(step, draws=_DRAWS), self._sections)
 
@@ -205,18 +205,18 @@ class Predictor:
         Args:
             count: number of pages or slots that are copied.
             group: cache group of the pages or slots: a window, None for attention to all positions, or `STATES`.
-            step: a step from `on_pages`.
+            step: a step from `make_paged_step`.
         """
         times = (
             self._dry.time_launch(launch) * number
-            for size in copy_sizes(count)
+            for size in list_copy_sizes(count)
             for section, number in self._sections
-            for launch in copies_of(section, step, size, group)
+            for launch in list_copies(section, step, size, group)
         )
         return sum(times, Time())
 
-    def on_pages(self, pages: Mapping[CacheGroup, int], block_size: int) -> StepShape:
-        """Return a decode step of one sequence on a paged cache, to be resized for `paged`.
+    def make_paged_step(self, pages: Mapping[CacheGroup, int], block_size: int) -> StepShape:
+        """Return a decode step of one sequence on a paged cache, to be resized for `predict_paged`.
 
         Args:
             pages: number of pages or slots of each cache group: a window, None for all positions, or `STATES`.
@@ -298,7 +298,7 @@ class Predictor:
         """Return the time of a pass through sections on one rank; prompts also pass the image or speech encoder."""
         times = [*self._predict_encoder(step)]
         for section, count in sections:
-            for launch in launches_of(section, step):
+            for launch in list_launches(section, step):
                 times += self._time_with_fallback(section, launch, step, count)
         return PassTime(Time.exact(self._dry.overhead_ns), tuple(times))
 
@@ -317,7 +317,7 @@ class Predictor:
         times = (
             self._time(launch, count * step.sequences, self._dry.time_launch)
             for section, count in sections
-            for launch in launches_of(section, window)
+            for launch in list_launches(section, window)
         )
         return _sum_by_name(replace(time, name=f"{_ENCODER}{time.name}") for time in times)
 
@@ -504,16 +504,18 @@ def _find_launch(section: Section, step: StepShape, title: str) -> Launch:
 
     Raises StopIteration if there is none.
     """
-    return next(launch for launch in _with_fused(launches_of(section, step)) if launch.title == title)
+    return next(
+        launch for launch in _iterate_with_fused(list_launches(section, step)) if launch.title == title
+    )
 
 
 def _find_square(section: Section, step: StepShape) -> Launch:
     """Return the launch of prompts' attention, whose work grows with the square of their length."""
-    return next(launch for launch in launches_of(section, step) if launch.growth is Growth.square)
+    return next(launch for launch in list_launches(section, step) if launch.growth is Growth.square)
 
 
-def _with_fused(launches: Iterable[Launch]) -> Iterator[Launch]:
+def _iterate_with_fused(launches: Iterable[Launch]) -> Iterator[Launch]:
     """Yield every launch, followed by the launches that it fuses, recursively."""
     for launch in launches:
         yield launch
-        yield from _with_fused(launch.fused)
+        yield from _iterate_with_fused(launch.fused)

@@ -26,11 +26,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
 
-from model.device import INSTANCES, Instance, chip, collective_ns, find_instance, limit_lnc
+from model.device import INSTANCES, Instance, chip, compute_collective_ns, find_instance, limit_lnc
 from model.errors import ModelError
 from model.layers import find_unsupported
 from model.plan.dry import Time
-from model.plan.memory import MeshShape, powers_of_two
+from model.plan.memory import MeshShape, list_powers_of_two
 from model.plan.meshes import Candidate, check_mesh
 from model.plan.plan import Request, check_batch, choose_tokens
 from model.plan.policy import PREDICTED, Choice, Question
@@ -437,7 +437,7 @@ class _Comparison:
         """
         if not self._fewer:
             return [mesh.batch]
-        return [batch for batch in powers_of_two(mesh.batch) if batch >= mesh.shape.ep] or [mesh.batch]
+        return [batch for batch in list_powers_of_two(mesh.batch) if batch >= mesh.shape.ep] or [mesh.batch]
 
     def _estimate(
         self, choice: Choice, mesh: Candidate, instance: Instance, lnc: int, price: Price | None
@@ -498,7 +498,7 @@ def _describe_ranks(instance: Instance, lnc: int, shape: MeshShape) -> tuple[obj
     numbers = [getattr(cores, field.name) for field in fields(cores) if not field.name.startswith(_OF_CHIP)]
     sizes = {shape.tp, shape.tp * shape.ep, 2 * shape.tp * shape.ep if shape.pp > 1 else 1} - {1}
     collectives = tuple(
-        collective_ns(record, size, payload, all_reduces)
+        compute_collective_ns(record, size, payload, all_reduces)
         for size in sorted(sizes)
         for payload in _PAYLOADS
         for all_reduces in (False, True)

@@ -93,7 +93,7 @@ class Accelerator:
         """Operations per byte above which operations, not bytes, decide the roofline."""
         return self.operations_per_s / self.bytes_per_s
 
-    def seconds(self, operations: float, moved_bytes: float) -> float:
+    def compute_seconds(self, operations: float, moved_bytes: float) -> float:
         """Return the roofline in seconds: the longer of the times for the operations and for the bytes at the peaks."""
         return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
 
@@ -103,7 +103,7 @@ class Accelerator:
         Its dataflow reading is the roofline; the program and serial readings are at the shares in `USUAL` and `LEAST`.
         """
         least, *longer = (
-            1e9 * self.seconds(operations / share, moved_bytes / byte_share)
+            1e9 * self.compute_seconds(operations / share, moved_bytes / byte_share)
             for share, byte_share in (
                 (1.0, 1.0),
                 *((reach.operations, reach.bytes) for reach in (USUAL, LEAST)),
@@ -209,13 +209,13 @@ class Work:
         """Operations per byte."""
         return self.operations / self.bytes
 
-    def bound(self, peaks: Accelerator) -> Bound:
+    def find_bound(self, peaks: Accelerator) -> Bound:
         """Return whether operations or bytes decide the roofline of this work on the peaks."""
         return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
 
-    def seconds(self, peaks: Accelerator) -> float:
+    def compute_seconds(self, peaks: Accelerator) -> float:
         """Return the roofline of this work in seconds."""
-        return peaks.seconds(self.operations, self.bytes)
+        return peaks.compute_seconds(self.operations, self.bytes)
 
     def estimate(self, peaks: Accelerator) -> Time:
         """Return the time of this work in ns in three readings, from its roofline alone; see `Accelerator.estimate`."""
@@ -231,11 +231,11 @@ def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -
         batch: number of sequences.
         context: positions of each sequence that its new token attends to, the token included.
     """
-    products = model.active + model.head_parameters + model.products(Phase.decode, context)
+    products = model.active + model.head_parameters + model.count_products(Phase.decode, context)
     return Work(
         2.0 * batch * products,
-        DTYPE_BYTES[dtype] * model.parameters_read(batch),
-        batch * model.cache_bytes(context, dtype, read=True),
+        DTYPE_BYTES[dtype] * model.count_parameters_read(batch),
+        batch * model.count_cache_bytes(context, dtype, read=True),
     )
 
 
@@ -245,11 +245,11 @@ def count_prefill_work(model: ModelSizes, dtype: str, batch: int, tokens: int) -
     Includes the output projection (head) for the last token of each prompt. For a speech model, includes the encoder
     for one window of each prompt.
     """
-    products = model.active * tokens + model.head_parameters + model.products(Phase.prefill, tokens)
-    weights = model.parameters_read(batch * tokens)
+    products = model.active * tokens + model.head_parameters + model.count_products(Phase.prefill, tokens)
+    weights = model.count_parameters_read(batch * tokens)
     for window in filter(None, (network.window for network in model.network.before.values())):
-        products += model.parameters["aside"] * window + model.aside.products(Phase.prefill, window)
+        products += model.parameters["aside"] * window + model.aside.count_products(Phase.prefill, window)
         weights += model.parameters["aside"]
     return Work(
-        2.0 * batch * products, DTYPE_BYTES[dtype] * weights, batch * model.cache_bytes(tokens, dtype)
+        2.0 * batch * products, DTYPE_BYTES[dtype] * weights, batch * model.count_cache_bytes(tokens, dtype)
     )

@@ -41,7 +41,7 @@ class StepPlan:
         """Predicted time of the pass in ns: the sum over its kernels, without starting and ending them."""
         return sum(time.program_ns for _, time, _ in self.launches)
 
-    def text(self, name: str) -> Iterator[str]:
+    def format_lines(self, name: str) -> Iterator[str]:
         """Yield the lines of the report that `nkw plan` prints.
 
         Args:
@@ -55,7 +55,7 @@ class StepPlan:
         core = "core" if self.lnc == 1 else "logical core"
         yield f"one step on a {core} of {self.target} (LNC {self.lnc}): {self.step_ns / 1000:.1f} us"
 
-    def document(self, name: str) -> dict[str, Any]:
+    def build_document(self, name: str) -> dict[str, Any]:
         """Return the plan as the JSON object that `nkw plan --json` prints; times are in ns."""
         return {
             "model": name,

@@ -56,9 +56,9 @@ class LayerSizes:
     | `count` | number of equal sections in the model; sizes are those of one of them |
     | `experts` | config of the routed experts in the section; None without them |
     | `component` | component of all weights; if empty, each weight has its own |
-    | `elements(tp, ep=1)` | elements of weights on a rank by component; see `_count_elements` |
-    | `page_bytes(tp, dtype, read=False)` | cache bytes of one position or slot; see `_count_page_bytes` |
-    | `products(phase, tokens, tp=1)` | multiply-adds without weights; see `_count_products` |
+    | `count_elements(tp, ep=1)` | elements of weights on a rank by component; see `_count_elements` |
+    | `count_page_bytes(tp, dtype, read=False)` | cache bytes of one position or slot; see `_count_page_bytes` |
+    | `count_products(phase, tokens, tp=1)` | multiply-adds without weights; see `_count_products` |
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class LayerSizes:
             for layer in layers
             for weight in layer.weights
         ]
-        self.elements = lru_cache(maxsize=None)(self._count_elements)
-        self.page_bytes = lru_cache(maxsize=None)(self._count_page_bytes)
-        self.products = lru_cache(maxsize=None)(self._count_products)
+        self.count_elements = lru_cache(maxsize=None)(self._count_elements)
+        self.count_page_bytes = lru_cache(maxsize=None)(self._count_page_bytes)
+        self.count_products = lru_cache(maxsize=None)(self._count_products)
 
     @cached_property
     def tensors(self) -> dict[str, tuple[str, int]]:
@@ -88,7 +88,7 @@ class LayerSizes:
             counts[component] += size if component != "buffers" else 0
         return counts
 
-    def share_of_experts(self, tokens: int) -> float:
+    def compute_share_of_experts(self, tokens: int) -> float:
         """Return the expected share of the routed experts that `tokens` tokens use together.
 
         Each token is assumed to choose its experts at random. The share is 0 for a section without routed experts.
@@ -96,10 +96,10 @@ class LayerSizes:
         experts = self.experts
         return 0.0 if experts is None else 1 - (1 - experts.per_token / experts.count) ** tokens
 
-    def active(self, tokens: int) -> float:
+    def count_active(self, tokens: int) -> float:
         """Return the expected number of parameters of one section that `tokens` tokens use together."""
         experts = self.parameters["experts"]
-        return self.parameters.total() - experts + experts * self.share_of_experts(tokens)
+        return self.parameters.total() - experts + experts * self.compute_share_of_experts(tokens)
 
     def _count_elements(self, tp: int, ep: int = 1) -> Counter[str]:
         """Return the number of weight elements on a rank, by component, padding included.
@@ -129,7 +129,7 @@ class LayerSizes:
                 counts[cache.group] += cache.page_bytes
         return counts
 
-    def cache_bytes(self, tokens: int, tp: int, dtype: str, read: bool = False) -> int:
+    def count_cache_bytes(self, tokens: int, tp: int, dtype: str, read: bool = False) -> int:
         """Return the cache bytes of one sequence on a rank.
 
         An attention window limits the number of positions; a slot for a recurrent state counts once.
@@ -143,9 +143,9 @@ class LayerSizes:
         """
         positions = {
             group: 1 if isinstance(group, Slots) else tokens if group is None else min(tokens, group)
-            for group in self.page_bytes(tp, dtype, read)
+            for group in self.count_page_bytes(tp, dtype, read)
         }
-        return sum(positions[group] * size for group, size in self.page_bytes(tp, dtype, read).items())
+        return sum(positions[group] * size for group, size in self.count_page_bytes(tp, dtype, read).items())
 
     def _count_products(self, phase: Phase, tokens: int, tp: int = 1) -> float:
         """Return the multiply-adds on a rank that involve no weights, such as queries times keys; padding included.
@@ -248,23 +248,23 @@ class ModelSizes:
         """Number of parameters of the output projection; of a tied one, those of the embedding's table."""
         return self.head.parameters["head"]
 
-    def parameters_read(self, tokens: int) -> float:
+    def count_parameters_read(self, tokens: int) -> float:
         """Return the expected number of parameters that a pass of `tokens` tokens reads from memory.
 
         The embedding's table counts as read, although a lookup reads one row of it, because published estimates divide
         all parameters by the bandwidth. The table of the inputs of every layer does not count.
         """
-        blocks = sum(section.count * section.active(tokens) for section in self.blocks)
+        blocks = sum(section.count * section.count_active(tokens) for section in self.blocks)
         embedding = self.embedding.parameters.total() - self.embedding.parameters["rows"]
         return blocks + embedding + self.parameters["head"] + self.head.parameters["norms"]
 
     @property
     def active(self) -> int:
         """Expected number of parameters that one token is multiplied with, without the output projection."""
-        blocks = sum(section.count * section.active(1) for section in self.blocks)
+        blocks = sum(section.count * section.count_active(1) for section in self.blocks)
         return round(blocks) + self.embedding.parameters["projections"]
 
-    def cache_bytes(self, tokens: int, dtype: str, tp: int = 1, read: bool = False) -> int:
+    def count_cache_bytes(self, tokens: int, dtype: str, tp: int = 1, read: bool = False) -> int:
         """Return the cache bytes of one sequence of `tokens` tokens on one of `tp` ranks.
 
         Args:
@@ -273,27 +273,29 @@ class ModelSizes:
             tp: tensor-parallel ranks.
             read: return the bytes that a decode step reads. Layers that share a cache each read it, and each counts.
         """
-        return sum(section.count * section.cache_bytes(tokens, tp, dtype, read) for section in self.blocks)
+        return sum(
+            section.count * section.count_cache_bytes(tokens, tp, dtype, read) for section in self.blocks
+        )
 
-    def page_bytes(self, tp: int, dtype: str) -> Counter[CacheGroup]:
+    def count_page_bytes(self, tp: int, dtype: str) -> Counter[CacheGroup]:
         """Return the cache bytes of one position or slot on one of `tp` ranks, by cache group.
 
         A cache group is an attention window, None for attention to all positions, or `STATES` for recurrent layers.
         """
         counts = Counter[CacheGroup]()
         for section in self.blocks:
-            for group, size in section.page_bytes(tp, dtype).items():
+            for group, size in section.count_page_bytes(tp, dtype).items():
                 counts[group] += section.count * size
         return counts
 
-    def products(self, phase: Phase, tokens: int) -> float:
+    def count_products(self, phase: Phase, tokens: int) -> float:
         """Return the multiply-adds of all layers that involve no weights, such as queries times keys.
 
         Args:
             phase: prefill counts a prompt of `tokens` tokens, decode one token after `tokens` - 1 others.
             tokens: tokens of the sequence.
         """
-        return sum(section.count * section.products(phase, tokens) for section in self.blocks)
+        return sum(section.count * section.count_products(phase, tokens) for section in self.blocks)
 
 
 def load_model(path: Path, config: ModelConfig | None = None, family: str | None = None) -> ModelSizes:

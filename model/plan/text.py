@@ -64,7 +64,7 @@ def _format_parameters(plan: Plan) -> list[Part]:
         if count
     ]
     rows.append(("all", f"{model.total:,}", "", _format_gb(model.total * size)))
-    sequence = model.cache_bytes(plan.context, plan.dtype)
+    sequence = model.count_cache_bytes(plan.context, plan.dtype)
     return [
         f"{model.config.type_label}, {model.num_layers} layers, {plan.dtype}",
         table("part|parameters|share|GB", rows),
@@ -241,7 +241,7 @@ def _format_phases(plan: Plan) -> list[Part]:
             f"{phase.work.operations / 1e12:.3f}",
             _format_gb(phase.work.bytes),
             f"{phase.work.intensity:.1f}",
-            phase.work.bound(peaks).value,
+            phase.work.find_bound(peaks).value,
             f"{phase.roofline_ns / 1e6:.3f}",
         )
         for name, phase in phases

@@ -10,7 +10,7 @@ from model.config import ModelConfig
 BUCKET = 128
 
 
-def positions_needed(prompt_tokens: int, max_new_tokens: int, config: ModelConfig) -> int:
+def count_positions_needed(prompt_tokens: int, max_new_tokens: int, config: ModelConfig) -> int:
     """Return the number of positions that a generation can fill: prompt and new tokens, at most the model's context."""
     return min(prompt_tokens + max_new_tokens, config.context)
 

@@ -103,12 +103,12 @@ class PagedModel:
             device,
             self._largest_step,
             mesh,
-            self._memory_purpose("states" if config.spectrum is None else "windows"),
+            self._describe_memory("states" if config.spectrum is None else "windows"),
             max_bound_steps=4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context),
             expert_load=self.use.experts,
         )
 
-    def _memory_purpose(self, content: str) -> str:
+    def _describe_memory(self, content: str) -> str:
         """Return a phrase that names the pages and slots, which messages about memory quote.
 
         Args:
@@ -157,7 +157,7 @@ class PagedModel:
         decoding = None if step.decoding is None else PaddedBatch(step.decoding, no_chunks)
         padded_batch = PaddedBatch(step, no_chunks, decoding)
         self._encode(padded_batch)
-        inputs = self._inputs.arrays(padded_batch)
+        inputs = self._inputs.build_arrays(padded_batch)
         if step.draws is not None:
             inputs |= self._runner.draw_inputs([None] * (self._mesh.data * step.head_rows), step.draws)
         self._runner.step(step, inputs)
@@ -182,8 +182,8 @@ class PagedModel:
         if step.phase is Phase.prefill and any(chunk.scores for chunk in padded_batch.chunks):
             step = replace(step, scores=True)
         self._encode(padded_batch)
-        inputs = self._inputs.arrays(padded_batch)
-        output_rows = _output_rows(padded_batch)
+        inputs = self._inputs.build_arrays(padded_batch)
+        output_rows = _find_output_rows(padded_batch)
         group_rows = step.tokens if step.scores else step.head_rows
         sample_rows: list[RowSampling | None] = [None] * (self._mesh.data * group_rows)
         for request, request_rows in output_rows.items():
@@ -213,7 +213,7 @@ class PagedModel:
             self._runner.encode([None if inputs is None else inputs.features])
 
 
-def _output_rows(padded_batch: PaddedBatch) -> dict[Request, range]:
+def _find_output_rows(padded_batch: PaddedBatch) -> dict[Request, range]:
     """Return, for each request that samples or scores, the range of the head's rows that compute its outputs.
 
     Row numbers continue from group to group. In a group the rows of sequences that decode with prompts come first.

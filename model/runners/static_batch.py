@@ -106,7 +106,7 @@ class StaticBatch:
         return self._backend.decode(tokens, self._positions)
 
 
-def static_engine(
+def create_static_engine(
     model: StaticBatch,
     tokenizer: Tokenizer,
     config: ModelConfig,

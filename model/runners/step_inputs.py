@@ -35,22 +35,22 @@ class StepInputs:
     slots: SlotPool | None
     encoder_positions: int
 
-    def arrays(self, padded_batch: PaddedBatch) -> Arrays:
+    def build_arrays(self, padded_batch: PaddedBatch) -> Arrays:
         """Return the input arrays of a padded batch's step by name, int32 [groups, ...] each."""
         groups = range(len(padded_batch.groups))
-        group_arrays = [self._group_arrays(padded_batch, group) for group in groups]
+        group_arrays = [self._build_group_arrays(padded_batch, group) for group in groups]
         return {name: np.stack([arrays[name] for arrays in group_arrays]) for name in group_arrays[0]}
 
-    def _group_arrays(self, padded_batch: PaddedBatch, group: int) -> Arrays:
+    def _build_group_arrays(self, padded_batch: PaddedBatch, group: int) -> Arrays:
         """Return the input arrays of one data-parallel group by name, int32.
 
         Columns [rows, 1] have a number for each token or sequence; block tables are [sequences, blocks]. Rows of
         sequences that decode with prompts come first.
         """
         step, decoding = padded_batch.step, padded_batch.decoding
-        columns, tables = self._sequence_arrays(step.prompts, padded_batch.groups[group])
+        columns, tables = self._build_sequence_arrays(step.prompts, padded_batch.groups[group])
         if decoding is not None:
-            decode_columns, decode_tables = self._sequence_arrays(decoding.step, decoding.groups[group])
+            decode_columns, decode_tables = self._build_sequence_arrays(decoding.step, decoding.groups[group])
             columns["logits_indices"] = columns["logits_indices"] + decoding.step.tokens
             columns = {
                 name: np.concatenate([decode_columns[name], column]) for name, column in columns.items()
@@ -61,7 +61,7 @@ class StepInputs:
             tables = decode_tables | prompt_tables
         return {name: column.astype(np.int32).reshape(-1, 1) for name, column in columns.items()} | tables
 
-    def _sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Arrays, Arrays]:
+    def _build_sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Arrays, Arrays]:
         """Return the inputs of a step that only decodes, or only computes prompts.
 
         Args:
@@ -82,7 +82,7 @@ class StepInputs:
         columns = {
             "ids": ids,
             "positions": np.minimum(positions, self.context - 1),
-            "logits_indices": _logits_indices(step, num_scheduled_tokens),
+            "logits_indices": _compute_logits_indices(step, num_scheduled_tokens),
         }
         if self.slots is not None:
             state_slots = np.full(step.sequences, self.slots.count)
@@ -96,8 +96,10 @@ class StepInputs:
             columns[LAST_OF_WINDOW] = np.full(step.sequences, self.encoder_positions - 1)
         tables: Arrays = {}
         for number, pool in enumerate(self.pools):
-            block_table, first_blocks = self._block_table(step, number, chunks)
-            slot_mapping = _slot_mapping(block_table, first_blocks, positions, num_scheduled_tokens, pool)
+            block_table, first_blocks = self._build_block_table(step, number, chunks)
+            slot_mapping = _compute_slot_mapping(
+                block_table, first_blocks, positions, num_scheduled_tokens, pool
+            )
             tables[paged.name_in_group("block_tables", step, pool.window)] = block_table
             columns[paged.name_in_group("slot_mapping", step, pool.window)] = slot_mapping
             if pool.window is not None:
@@ -106,7 +108,7 @@ class StepInputs:
                 columns[paged.name_in_group("positions", step, pool.window)] = positions_in_table
         return {name: column.reshape(-1) for name, column in columns.items()}, tables
 
-    def _block_table(
+    def _build_block_table(
         self, step: StepShape, pool_number: int, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the block table of one page pool, int32 [sequences, blocks], and first blocks, int32 [sequences, 1].
@@ -131,7 +133,7 @@ class StepInputs:
         return block_table, first_blocks
 
 
-def _logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:
+def _compute_logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:
     """Return the rows after which the step computes logits.
 
     These are all rows of a decode step, and the last token of each prompt.
@@ -142,7 +144,7 @@ def _logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.nda
     return np.arange(step.sequences) * step.new_tokens + last_tokens
 
 
-def _slot_mapping(
+def _compute_slot_mapping(
     block_table: np.ndarray,
     first_blocks: np.ndarray,
     positions: np.ndarray,

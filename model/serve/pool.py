@@ -17,7 +17,7 @@ from typing import Any
 
 from model.serve.errors import queue_full_error, server_stopping_error, worker_ended_error
 from model.workers.frames import FrameReader, pack
-from model.workers.launch import JobLimits, TaskSource, job_header, read_answer, start_process
+from model.workers.launch import JobLimits, TaskSource, make_job_header, read_answer, start_process
 
 QUANTUM_SECONDS = 0.25
 """CPU time after which a job counts as long, is killed, and is queued again after the short ones."""
@@ -152,7 +152,9 @@ class WorkerPool:
             self._numbers += 1
             job.number = self._numbers
             self._running[job.number] = job
-            header = job_header(job.number, job.task, job.limits, None if job.is_long else QUANTUM_SECONDS)
+            header = make_job_header(
+                job.number, job.task, job.limits, None if job.is_long else QUANTUM_SECONDS
+            )
             self._connection.send(pack(header, job.body))
 
     def _drop(self, job: _Job) -> None:

@@ -120,7 +120,7 @@ class PredictedClock:
         time_ns = self._times_ns.get(key)
         if time_ns is None:
             if step not in self.shapes:
-                self.shapes[step] = self._predictor.paged(step)
+                self.shapes[step] = self._predictor.predict_paged(step)
             time = self.shapes[step].time
             if self._stack is not None:
                 time = serve_pass(self._stack, self.shapes[step], decoding, prompts).time

@@ -195,7 +195,7 @@ class Deployment:
         self.clocks = [
             PredictedClock(
                 predictor,
-                setup.buckets.for_model(model.config, predictor.on_pages(pages, setup.block_size)),
+                setup.buckets.for_model(model.config, predictor.make_paged_step(pages, setup.block_size)),
                 tuple(pages),
                 setup.ep,
                 # The host's time of a draft model's passes is part of the step that verifies the drafts.
@@ -453,7 +453,7 @@ def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list
     weight_bytes = sum(
         compute_footprint(model, setup.dtype, tp, 0, setup.ep).weight_bytes for model in models
     )
-    state_bytes, *draft_state_bytes = (model.page_bytes(tp, setup.dtype)[STATES] for model in models)
+    state_bytes, *draft_state_bytes = (model.count_page_bytes(tp, setup.dtype)[STATES] for model in models)
     if any(draft_state_bytes):
         raise ModelError(NO_RECURRENT_DRAFTS)
     if state_bytes:

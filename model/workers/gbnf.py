@@ -57,7 +57,7 @@ class _Rule:
         return name.upper() if self.is_terminal else name
 
 
-def lark_from_gbnf(text: str) -> str:
+def convert_gbnf_to_lark(text: str) -> str:
     """Return a grammar in Lark's notation from one in GBNF.
 
     Raises:
@@ -122,12 +122,12 @@ class _Reader:
         numbers = count()
         self._skip(_BLANKS_AND_LINES)
         while self._position < len(self._text):
-            rule = self._rule(next(numbers))
+            rule = self._read_rule(next(numbers))
             rules[rule.name] = rule
             self._skip(_BLANKS_AND_LINES)
         return rules
 
-    def _rule(self, number: int) -> _Rule:
+    def _read_rule(self, number: int) -> _Rule:
         name = self._take(_NAME, "the name of a rule")[0]
         self._skip(_BLANKS)
         self._take(_DEFINES, "::=")
@@ -141,13 +141,13 @@ class _Reader:
                 break
             if can_repeat and (repetition := _REPETITION.match(self._text, start)):
                 self._position = repetition.end()
-                text.append(_repetition(repetition))
+                text.append(_convert_repetition(repetition))
                 can_repeat = False
             elif letter == '"':
-                text.append(self._literal())
+                text.append(self._read_literal())
                 can_repeat, is_empty = True, False
             elif letter == "[":
-                text.append(self._class())
+                text.append(self._read_class())
                 can_repeat, is_empty = True, False
             elif letter == ".":
                 self._position += 1
@@ -173,31 +173,33 @@ class _Reader:
                 can_repeat, is_empty = True, False
             self._skip(_BLANKS_AND_LINES if depth else _BLANKS)
         if depth:
-            raise self._error("a closing parenthesis")
+            raise self._make_error("a closing parenthesis")
         if is_empty:
             text.append('""')
         return rule
 
-    def _literal(self) -> str:
+    def _read_literal(self) -> str:
         start = self._position + 1
         inner = self._take(_LITERAL, "the end of a literal")[1]
-        return json.dumps("".join(text for text, _ in self._characters(inner, start)), ensure_ascii=False)
+        return json.dumps(
+            "".join(text for text, _ in self._read_characters(inner, start)), ensure_ascii=False
+        )
 
-    def _class(self) -> str:
+    def _read_class(self) -> str:
         start = self._position + 1
         matched = self._take(_CLASS, "the end of a character class")
-        characters = self._characters(matched[2], start + len(matched[1]))
+        characters = self._read_characters(matched[2], start + len(matched[1]))
         if not characters:
             self._position = start
-            raise self._error("a character in a class")
+            raise self._make_error("a character in a class")
         last = len(characters) - 1
         shown = [
-            "-" if text == "-" and not is_escaped and 0 < index < last else _class_character(text)
+            "-" if text == "-" and not is_escaped and 0 < index < last else _escape_class_character(text)
             for index, (text, is_escaped) in enumerate(characters)
         ]
         return f"/[{matched[1]}{''.join(shown)}]/"
 
-    def _characters(self, inner: str, start: int) -> list[tuple[str, bool]]:
+    def _read_characters(self, inner: str, start: int) -> list[tuple[str, bool]]:
         """Return the characters of a literal or class, each with whether it was written as an escape.
 
         Args:
@@ -216,7 +218,7 @@ class _Reader:
             code = int(digits, 16) if digits else 0
             if matched[5] or code > 0x10FFFF or 0xD800 <= code < 0xE000:
                 self._position = start + matched.start()
-                raise self._error("an escape such as \\n or \\x41")
+                raise self._make_error("an escape such as \\n or \\x41")
             characters.append((chr(code) if digits else _CONTROLS.get(matched[4], matched[4]), True))
         return characters + [(text, False) for text in inner[position:]]
 
@@ -228,17 +230,17 @@ class _Reader:
     def _take(self, pattern: re.Pattern[str], wanted: str) -> re.Match[str]:
         matched = pattern.match(self._text, self._position)
         if matched is None:
-            raise self._error(wanted)
+            raise self._make_error(wanted)
         self._position = matched.end()
         return matched
 
-    def _error(self, wanted: str) -> ModelError:
+    def _make_error(self, wanted: str) -> ModelError:
         line = self._text.count("\n", 0, self._position) + 1
         seen = self._text[self._position : self._position + 20]
         return ModelError(f"structured outputs: the grammar needs {wanted} in line {line}, before {seen!r}")
 
 
-def _repetition(matched: re.Match[str]) -> str:
+def _convert_repetition(matched: re.Match[str]) -> str:
     """Return a repetition (*, +, ? or braces) in Lark's notation, from a match of GBNF's."""
     least, comma, most = matched.groups()
     if least is None:
@@ -246,6 +248,6 @@ def _repetition(matched: re.Match[str]) -> str:
     return f"{{{least},{most or ''}}}" if comma else f"{{{least},{least}}}"
 
 
-def _class_character(text: str) -> str:
+def _escape_class_character(text: str) -> str:
     """Return a character as it is written in a class of a regular expression, escaped unless a letter or digit."""
     return text if _PLAIN.match(text) else f"\\u{{{ord(text):x}}}"

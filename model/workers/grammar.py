@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import ModelError
-from model.workers.gbnf import lark_from_gbnf
+from model.workers.gbnf import convert_gbnf_to_lark
 from nkw.process import measure_resident_bytes
 
 _TRIED_MASKS = 4
@@ -82,7 +82,7 @@ class GrammarCompiler:
         The stack is smaller than those of the engine's threads, so a grammar that passes cannot overflow theirs.
 
         Args:
-            form: As for `grammar_text`.
+            form: As for `convert_form`.
 
         Returns:
             The grammar in llguidance's notation, and the growth of this process's resident memory in bytes.
@@ -97,7 +97,7 @@ class GrammarCompiler:
 
         def attempt() -> None:
             try:
-                grammar = grammar_text(form)
+                grammar = convert_form(form)
                 matcher = self.compile(grammar)
                 self._follow(matcher)
                 results.append(grammar)
@@ -128,7 +128,7 @@ class GrammarCompiler:
         """
         matcher = load_llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise ModelError(f"structured outputs: {first_line(matcher.get_error())}")
+            raise ModelError(f"structured outputs: {take_first_line(matcher.get_error())}")
         return matcher
 
     def mask(self, matcher: Any) -> np.ndarray:
@@ -140,7 +140,7 @@ class GrammarCompiler:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             raise ModelError(
-                f"structured outputs: the form cannot be kept: {first_line(matcher.get_error())}"
+                f"structured outputs: the form cannot be kept: {take_first_line(matcher.get_error())}"
             )
         mask = np.zeros(self._size, bool)
         known = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
@@ -160,7 +160,7 @@ class GrammarCompiler:
                 return
 
 
-def grammar_text(form: Mapping[str, Any]) -> str:
+def convert_form(form: Mapping[str, Any]) -> str:
     """Return a form such as {"regex": "a+"} as a grammar in llguidance's notation.
 
     Args:
@@ -175,7 +175,7 @@ def grammar_text(form: Mapping[str, Any]) -> str:
         if name == "regex":
             text = matchers.grammar_from_regex(value)
         elif name == "grammar":
-            text = matchers.grammar_from_lark(lark_from_gbnf(value) if "::=" in value else value)
+            text = matchers.grammar_from_lark(convert_gbnf_to_lark(value) if "::=" in value else value)
         elif name == "choice":
             text = matchers.grammar_from_lark(f"start: {' | '.join(json.dumps(choice) for choice in value)}")
         else:
@@ -237,7 +237,7 @@ def _find_definition(schema: Any, pointer: Any) -> Any:
     return schema if isinstance(pointer, str) and pointer.startswith("#") else None
 
 
-def first_line(text: str) -> str:
+def take_first_line(text: str) -> str:
     """Return the first line of a message of llguidance; later lines show the parser's state."""
     return (text.splitlines() or [""])[0]
 

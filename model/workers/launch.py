@@ -150,7 +150,7 @@ class SingleWorker:
             self._process, self._socket = start_process(self._source)
         self._number += 1
         body = json.dumps(arguments).encode()
-        self._socket.sendall(pack(job_header(self._number, task, limits), body))
+        self._socket.sendall(pack(make_job_header(self._number, task, limits), body))
         while True:
             received = self._socket.recv(2**16)
             if not received:
@@ -160,7 +160,9 @@ class SingleWorker:
                     return header["outcome"], answer
 
 
-def job_header(number: int, task: str, limits: JobLimits, quantum: float | None = None) -> dict[str, Any]:
+def make_job_header(
+    number: int, task: str, limits: JobLimits, quantum: float | None = None
+) -> dict[str, Any]:
     """Return the header of the frame that starts a job.
 
     Args:

@@ -110,7 +110,7 @@ class Supervisor:
         try:
             self._tasks.prepare(header["task"])
         except ModelError as error:
-            self._send({"number": number, "outcome": "refused"}, _error_bytes(error))
+            self._send({"number": number, "outcome": "refused"}, _encode_error(error))
             return
         reader, writer = os.pipe()
         pid = os.fork()
@@ -138,14 +138,14 @@ class Supervisor:
         os.close(job.pipe)
         _, status = os.waitpid(job.pid, 0)
         del self._jobs[job.number]
-        outcome, body = _outcome(job, status)
+        outcome, body = _read_outcome(job, status)
         self._send({"number": job.number, "outcome": outcome}, body)
 
     def _send(self, header: Header, body: bytes) -> None:
         self._connection.sendall(pack(header, body))
 
 
-def _outcome(job: _Job, status: int) -> tuple[str, bytes]:
+def _read_outcome(job: _Job, status: int) -> tuple[str, bytes]:
     """Return the outcome of a job whose process has ended, and its answer or the name of the signal that ended it.
 
     Outcomes are "done", "refused", "memory", "time", "quantum", "cancelled" and "crash".
@@ -183,7 +183,7 @@ def _run_job(tasks: Tasks, header: Header, body: bytes, writer: int) -> None:
             value = tasks.run(header["task"], json.loads(body))
         outcome, answer = b"done", json.dumps(value).encode()
     except ModelError as error:
-        outcome, answer = b"refused", _error_bytes(error)
+        outcome, answer = b"refused", _encode_error(error)
     except MemoryError:
         outcome, answer = b"memory", b"MemoryError"
     with open(writer, "wb") as pipe:
@@ -191,7 +191,7 @@ def _run_job(tasks: Tasks, header: Header, body: bytes, writer: int) -> None:
     os._exit(0)
 
 
-def _error_bytes(error: ModelError) -> bytes:
+def _encode_error(error: ModelError) -> bytes:
     return json.dumps([error.message, error.code]).encode()
 
 

@@ -33,11 +33,11 @@ def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
     serialized = json.loads(tokenizer_json)
     model = serialized["model"]
     steps = [
-        *_sequence(serialized["normalizer"], "normalizers"),
-        *_sequence(serialized["pre_tokenizer"], "pretokenizers"),
+        *_flatten_steps(serialized["normalizer"], "normalizers"),
+        *_flatten_steps(serialized["pre_tokenizer"], "pretokenizers"),
     ]
-    shrinks = _shrinking(_sequence(serialized["normalizer"], "normalizers"))
-    keeps = all(map(_keeps_text, _sequence(serialized["pre_tokenizer"], "pretokenizers")))
+    shrinks = _compute_shrinking(_flatten_steps(serialized["normalizer"], "normalizers"))
+    keeps = all(map(_keeps_text, _flatten_steps(serialized["pre_tokenizer"], "pretokenizers")))
     if model.get("type") != "BPE" or shrinks is None or not keeps:
         return None
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -63,7 +63,7 @@ def count_bytes(text: str, without_blanks: bool) -> int:
     return len(counted.encode(errors="replace"))
 
 
-def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]]:
+def _flatten_steps(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]]:
     """Return the steps of a normalizer or pre-tokenizer in order, with nested sequences flattened; empty for None.
 
     Args:
@@ -74,10 +74,10 @@ def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [inner for nested in step[name] for inner in _sequence(nested, name)]
+    return [inner for nested in step[name] for inner in _flatten_steps(nested, name)]
 
 
-def _shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:
+def _compute_shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:
     """Return the most bytes of text that become one byte of normalized text; None if a normalizer may delete text."""
     most = 1
     for step in normalizers:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from model.device import ArrayShape, find_refusal
-from model.execution.launch_list import copy_sizes
+from model.execution.launch_list import list_copy_sizes
 from model.families import compose, load_config
 from model.layers.launch import FLOAT32, INT32, Launch, Phase, StepShape, WeightDtypes
 from model.loading.shipped import SHIPPED
@@ -129,7 +129,7 @@ def test_pages_are_copied_by_powers_of_two(
     most: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, "copy_pages", "PARTITIONS", most)
-    assert copy_sizes(8) == sizes
+    assert list_copy_sizes(8) == sizes
 
 
 @pytest.mark.parametrize(("count", "refused"), [(127, False), (128, False), (129, True)])

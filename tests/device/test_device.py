@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from model.device import SimulatedDevice
-from model.device.binding import parameter_indices
+from model.device.binding import find_parameter_indices
 from model.device.neuron import NeuronDevice
 from model.errors import ModelError
 from model.families import load_config
@@ -142,5 +142,5 @@ def test_the_arguments_that_a_kernel_writes_to_are_known_before_it_runs(tiny: Pa
     assert any(name is not None for _, _, names in recorded for name in names)
     for kernel, written, names in recorded:
         assert written == names, kernel
-        indices = parameter_indices(kernel, names)
+        indices = find_parameter_indices(kernel, names)
         assert {index for index in indices if index is not None} <= mutable_places(kernel)

@@ -11,7 +11,7 @@ pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
 
 import llguidance
 
-from model.workers.grammar import close_objects, grammar_text
+from model.workers.grammar import close_objects, convert_form
 
 BOOLEAN = {"type": "boolean"}
 LISTED = {"type": "object", "properties": {"a": BOOLEAN}}
@@ -22,7 +22,7 @@ PARTS = {"A": {"properties": {"a": BOOLEAN}}, "B": {"properties": {"b": BOOLEAN}
 def allows(schema: Any, text: str) -> bool:
     """Return whether a text has the form of a schema, byte by byte."""
     tokenizer = llguidance.LLTokenizer("byte")
-    matcher = llguidance.LLMatcher(tokenizer, grammar_text({"json": schema}), log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, convert_form({"json": schema}), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return bool(matcher.consume_tokens(tokenizer.tokenize_bytes(text.encode()))) and bool(
         matcher.is_accepting()
@@ -72,7 +72,7 @@ def test_schemas_that_describe_one_object_together_do_not_exclude_each_other() -
 def test_schema_of_the_caller_is_not_changed() -> None:
     schema = {"properties": {"a": LISTED}}
     before = json.dumps(schema)
-    grammar_text({"json": schema})
+    convert_form({"json": schema})
     assert json.dumps(schema) == before
 
 

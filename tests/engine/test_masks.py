@@ -166,7 +166,7 @@ def test_drafts_behind_slow_masks_are_not_verified_and_change_no_token() -> None
 @pytest.mark.parametrize("method", ["accept", "for_drafts"])
 def test_a_matcher_is_left_alone_while_its_mask_is_computed(clocked: Clocked, method: str) -> None:
     """Several tokens of one step are accepted one behind another, and a mask takes longer than the time between."""
-    constraint = clocked.grammars.constraint(clocked.grammar("1"))
+    constraint = clocked.grammars.create_constraint(clocked.grammar("1"))
     constraint.accept(3)
     assert constraint._matcher.borrowed.wait(60)
     threading.Timer(0.05, clocked.compiler.gate.set).start()
@@ -180,12 +180,12 @@ def test_masks_that_take_too_long_leave_threads_for_others() -> None:
     """There are two threads for masks."""
     clocked = Clocked(GrammarLimits(mask_seconds=0.05))
     for _ in range(2):
-        slow = clocked.grammars.constraint(clocked.grammar("1"))
+        slow = clocked.grammars.create_constraint(clocked.grammar("1"))
         assert slow.accept(3)
         with pytest.raises(ModelError, match=r"a mask takes more than 0\.05 seconds"):
             slow.allowed()
     clocked.grammars.limits = GrammarLimits(mask_seconds=60)
-    other = clocked.grammars.constraint(clocked.grammar("99"))
+    other = clocked.grammars.create_constraint(clocked.grammar("99"))
     assert other.accept(3) and other.allowed().all()
     clocked.compiler.gate.set()
 

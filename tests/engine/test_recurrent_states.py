@@ -103,7 +103,7 @@ def test_a_snapshot_without_its_pages_is_no_prefix() -> None:
     service.submit(request("b", range(20, 41), new=1))  # takes pages of a, whose snapshot stays
     service.run()
     again = request("c", range(17), new=1)
-    assert slots_of(service).count_known_pages(again.page_keys(4, 4)) == 4
+    assert slots_of(service).count_known_pages(again.compute_page_keys(4, 4)) == 4
     service.submit(again)
     service.run()
     assert again.shared_tokens == 0

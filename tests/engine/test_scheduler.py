@@ -363,7 +363,7 @@ def test_a_prefix_whose_window_was_given_away_is_computed_again() -> None:
     service.submit(request("a", range(30), new=1))
     service.run()
     again = request("b", [*range(12), 49], new=1, arrival=1.0)
-    assert service.scheduler.cache.pools[0].count_known_pages(again.page_keys(3, 4)) == 3
+    assert service.scheduler.cache.pools[0].count_known_pages(again.compute_page_keys(3, 4)) == 3
     service.submit(again)
     service.run()
     assert again.shared_tokens == 0

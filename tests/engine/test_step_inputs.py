@@ -31,7 +31,7 @@ def listed(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
 
 def test_padding_is_written_to_the_page_that_nobody_reads() -> None:
     """Two sequences of four tokens, of which the second one is padding."""
-    assert listed(INPUTS.arrays(PaddedBatch(PROMPTS, ((prompt(),),)))) == {
+    assert listed(INPUTS.build_arrays(PaddedBatch(PROMPTS, ((prompt(),),)))) == {
         "ids": [15, 16, 17, 0, 0, 0, 0, 0],
         "positions": [4, 5, 6, 7, 0, 1, 2, 3],
         "logits_indices": [2, 4],
@@ -44,7 +44,7 @@ def test_rows_of_sequences_that_decode_come_before_those_of_prompts() -> None:
     request = Request("decodes", [21, 22, 23], 4, tables=[BlockTable(0, [7])])
     decoding = PaddedBatch(DECODE, ((Chunk(request, 2, 1, True),),))
     step = replace(PROMPTS, tokens=9, decoding=DECODE)
-    arrays = listed(INPUTS.arrays(PaddedBatch(step, ((prompt(),),), decoding)))
+    arrays = listed(INPUTS.build_arrays(PaddedBatch(step, ((prompt(),),), decoding)))
     assert arrays["ids"][:4] == [23, 15, 16, 17]
     assert arrays["positions"][:4] == [2, 4, 5, 6]
     assert arrays["logits_indices"] == [0, 3, 5]

@@ -186,7 +186,7 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
     states = [state for layer in compose(config).layers for state in list_states(layer, step)]
     held_positions = sum(state.nbytes for state in states) // 16
-    assert sum(counts.page_bytes(1, "float32").values()) == held_positions
+    assert sum(counts.count_page_bytes(1, "float32").values()) == held_positions
 
 
 @pytest.mark.slow
@@ -242,5 +242,5 @@ def test_gemma_3n_is_counted_and_refused_by_what_is_missing(tmp_path, changes) -
 def test_a_step_reads_a_shared_cache_in_every_layer(tmp_path) -> None:
     counts = load_model(written(tmp_path, SMALL))
     window, full = 2 * 256, 2 * 512
-    assert counts.cache_bytes(1000, "bfloat16") == 2 * (4 * window * 512 + full * 1000)
-    assert counts.cache_bytes(1000, "bfloat16", read=True) == 2 * (8 * window * 512 + 2 * full * 1000)
+    assert counts.count_cache_bytes(1000, "bfloat16") == 2 * (4 * window * 512 + full * 1000)
+    assert counts.count_cache_bytes(1000, "bfloat16", read=True) == 2 * (8 * window * 512 + 2 * full * 1000)

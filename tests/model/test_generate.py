@@ -22,7 +22,7 @@ from model.errors import ModelError
 from model.families import load_config
 from model.loading.tokenizer import Tokenizer
 from model.mesh import Mesh
-from model.runners.bucket_length import positions_needed
+from model.runners.bucket_length import count_positions_needed
 from model.runners.comparison import Difference
 from model.runners.reference import ReferenceSequence
 from model.sampling import StepOutput
@@ -223,7 +223,7 @@ def test_refuses_an_empty_prompt_unless_the_tokenizer_begins_one(model, byte_tok
 
 
 def test_positions_are_prompt_and_new_tokens_within_the_context(model) -> None:
-    assert [positions_needed(5, new, model[1]) for new in (1, 10, 11, 12)] == [6, 15, 16, 16]
+    assert [count_positions_needed(5, new, model[1]) for new in (1, 10, 11, 12)] == [6, 15, 16, 16]
 
 
 def test_a_stop_string_ends_the_text_before_it(model) -> None:

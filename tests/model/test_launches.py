@@ -14,9 +14,9 @@ import pytest
 
 import nki_kernels
 from model.device import DryDevice
-from model.device.binding import bind_arguments, parameter_indices
+from model.device.binding import bind_arguments, find_parameter_indices
 from model.errors import ModelError
-from model.execution.launch_list import launches_of
+from model.execution.launch_list import list_launches
 from model.families import compose, load_config
 from model.layers.joint import join_launches
 from model.layers.launch import Launch, Phase, StepShape, Value, WeightDtypes
@@ -71,7 +71,7 @@ def loaded(folder, ranks: int, dtype: str = "float32", cuts: bool = False) -> Lo
     )
     lists = {
         phase_step.phase: [
-            launch for section in decoder.sections for launch in launches_of(section, phase_step)
+            launch for section in decoder.sections for launch in list_launches(section, phase_step)
         ]
         for phase_step in (step, replace(step, phase=Phase.decode, tokens=1))
     }
@@ -202,7 +202,7 @@ def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chu
     """Up to 128 sequences a decoder layer is one launch; of more the MLP reads its weights once for all."""
     decoder = compose(load_config(write_model()))
     step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
-    first, *remaining = launches_of(decoder.blocks[0], step)
+    first, *remaining = list_launches(decoder.blocks[0], step)
     attend = [first, *remaining[:-1]]
     name = "decoder_layer_decode" if batch <= 128 else "attention_block_decode"
     assert {launch.kernel for launch in attend} == {name}
@@ -252,7 +252,7 @@ def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refus
     assert bind_arguments("embedding", {**arguments, "positions": None}) == bind_arguments(
         "embedding", arguments
     )
-    assert parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
+    assert find_parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
     with pytest.raises(ModelError, match=r"^embedding: no parameter tables, no argument for table$"):
         bind_arguments("embedding", {"ids": 1, "tables": 2})
 
@@ -273,7 +273,7 @@ def test_a_network_names_every_array_that_its_steps_read(write_model, window) ->
         network_arrays |= {*layer.constants(step), *(state.name for state in list_states(layer, step))}
     read = set()
     for section in network.sections:
-        for launch in launches_of(section, step):
+        for launch in list_launches(section, step):
             read |= {value.name for value in launch.values} - network_arrays
             network_arrays |= set(launch.results)
     assert read <= set(network.inputs)

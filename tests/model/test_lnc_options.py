@@ -135,9 +135,9 @@ def test_llm_predicts_its_steps_on_the_physical_cores_of_lnc(
     llm.generate("Tom", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True), use_tqdm=False)
     prediction, cache = llm.predict_steps(), llm.engine.scheduler.cache
     predictor = Predictor(load_config(folder), "trn2", 1, "float32", 64, lnc=chosen)
-    step = predictor.on_pages({None: cache.pages}, cache.block_size)
+    step = predictor.make_paged_step({None: cache.pages}, cache.block_size)
     expected_ns = sum(
-        count * predictor.paged(step.resize(shape.sizes)).time.program_ns
+        count * predictor.predict_paged(step.resize(shape.sizes)).time.program_ns
         for shape, count in llm.engine.use.steps.items()
     )
     assert prediction.seconds == pytest.approx(1e-9 * expected_ns)

@@ -16,7 +16,7 @@ from model.execution.stages import (
     divide_stages,
     find_sent_values,
     find_stage_ends,
-    layers_of_stage,
+    list_stage_layers,
 )
 from model.families import compose
 from model.layers.launch import Phase, StepShape, WeightDtypes
@@ -131,7 +131,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
     for rank in range(4):
         stage = mesh.find_stage(rank)
         read[stage] = set()
-        layers = layers_of_stage(decoder, mesh, rank)
+        layers = list_stage_layers(decoder, mesh, rank)
         assert layers == [layer for section in divide_stages(decoder, 2, STEP)[stage] for layer in section]
         (stage_weights,) = shard_weights(config, Reads(weights), 2, [mesh.shard(rank)], layers=layers)
         assert set(stage_weights.arrays) == {weight.name for layer in layers for weight in layer.weights}
@@ -148,7 +148,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
     assert read[0] | read[1] == set(weights)
     assert not any(".layers.2." in name for name in read[0])
     assert not any(".layers.0." in name for name in read[1])
-    assert layers_of_stage(decoder, Mesh(2), 0) == list(decoder.all_layers)
+    assert list_stage_layers(decoder, Mesh(2), 0) == list(decoder.all_layers)
 
 
 def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:

@@ -138,7 +138,7 @@ def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dt
         wanted = sum(state.nbytes for state in states)
         assert {state.dtype.itemsize for state in states} == {4, weight_dtype.itemsize}
         counted = compute_footprint(model, dtype, tp, 100).cache_bytes_per_sequence
-        assert counted == wanted == model.cache_bytes(100, dtype, tp)
+        assert counted == wanted == model.count_cache_bytes(100, dtype, tp)
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:

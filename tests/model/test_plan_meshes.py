@@ -226,7 +226,7 @@ def test_padding_counts_as_work_of_a_rank(tp: int, factor: int) -> None:
     """Gemma-3-27b has 32 heads: with 128 ranks each one of them computes a head, as with 32."""
     (section, *_) = model("gemma-3-27b").blocks
     for phase in Phase:
-        assert section.products(phase, 1024, tp) * tp == factor * section.products(phase, 1024)
+        assert section.count_products(phase, 1024, tp) * tp == factor * section.count_products(phase, 1024)
 
 
 @pytest.mark.parametrize(("name", "tp", "least"), [("llama-2-7b", 32, 1.0), ("llama-2-7b", 64, 1.3)])
@@ -234,7 +234,9 @@ def test_an_estimate_of_a_prompt_counts_what_ranks_repeat(name: str, tp: int, le
     """Attention has a third of the weights of llama-2-7b; 64 ranks compute its 32 heads with zeros, twice the work."""
     estimator = meshes(name, "trn2.48xlarge")
     row_bytes = 512 * 4096 * 2
-    collectives_ns = 32 * estimator._collectives_ns(estimator._blocks[0], MeshShape(tp), row_bytes)
-    even_ns = 1e9 * count_prefill_work(model(name), "bfloat16", 1, 512).seconds(estimator._peaks.scale(tp))
+    collectives_ns = 32 * estimator._compute_collectives_ns(estimator._blocks[0], MeshShape(tp), row_bytes)
+    even_ns = 1e9 * count_prefill_work(model(name), "bfloat16", 1, 512).compute_seconds(
+        estimator._peaks.scale(tp)
+    )
     ratio = (estimator.estimate_prompt(MeshShape(tp), 512) - collectives_ns) / even_ns
     assert ratio == pytest.approx(least, rel=0.04)

@@ -117,30 +117,32 @@ def test_parameters_by_part(name, expected) -> None:
 @pytest.mark.parametrize("name", sorted(TOKEN))
 def test_cache_of_a_token_in_two_byte_elements(name) -> None:
     model = load_model(CONFIGS / f"{name}.json")
-    assert model.cache_bytes(1, "bfloat16") == TOKEN[name]
-    assert model.cache_bytes(1024, "float16") == 1024 * TOKEN[name]
+    assert model.count_cache_bytes(1, "bfloat16") == TOKEN[name]
+    assert model.count_cache_bytes(1024, "float16") == 1024 * TOKEN[name]
 
 
 def test_latent_attention_caches_one_vector_of_576_elements() -> None:
-    assert load_model(CONFIGS / "deepseek-v3.json").cache_bytes(10, "float32") == 4 * 61 * 10 * (512 + 64)
+    assert load_model(CONFIGS / "deepseek-v3.json").count_cache_bytes(10, "float32") == 4 * 61 * 10 * (
+        512 + 64
+    )
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(127, 127), (128, 128), (129, 128)])
 def test_layers_with_a_window_cache_no_more_than_it(tokens, kept) -> None:
     model = load_model(CONFIGS / "gpt-oss-20b.json")
-    assert model.cache_bytes(tokens, "bfloat16") == 2 * 12 * 2 * 512 * (tokens + kept)
+    assert model.count_cache_bytes(tokens, "bfloat16") == 2 * 12 * 2 * 512 * (tokens + kept)
 
 
 def test_window_patterns_follow_the_families() -> None:
     for name, counts in (("gemma-3-27b", {1024: 52, None: 10}), ("gemma-2-2b", {4096: 13, None: 13})):
         blocks = load_model(CONFIGS / f"{name}.json").blocks
-        assert {next(iter(block.page_bytes(1, "bfloat16"))): block.count for block in blocks} == counts
+        assert {next(iter(block.count_page_bytes(1, "bfloat16"))): block.count for block in blocks} == counts
 
 
 def test_state_of_a_mamba_does_not_grow() -> None:
     model = load_model(CONFIGS / "mamba-130m.json")
     for tokens in (1, 100_000):
-        assert model.cache_bytes(tokens, "bfloat16") == 24 * 1536 * (4 * 16 + 2 * 3)
+        assert model.count_cache_bytes(tokens, "bfloat16") == 24 * 1536 * (4 * 16 + 2 * 3)
 
 
 def test_state_of_the_gated_delta_rule_stands_beside_the_cache_of_every_fourth_layer() -> None:
@@ -148,7 +150,7 @@ def test_state_of_the_gated_delta_rule_stands_beside_the_cache_of_every_fourth_l
     state, inputs = 32 * 128 * 128, 3 * (2 * 16 + 32) * 128
     for tokens in (0, 10):
         attended = 12 * 2 * 2 * 256 * tokens
-        assert model.cache_bytes(tokens, "bfloat16") == 36 * (4 * state + 2 * inputs) + 2 * attended
+        assert model.count_cache_bytes(tokens, "bfloat16") == 36 * (4 * state + 2 * inputs) + 2 * attended
     assert round(model.active / 1e9, 1) == 3.3
     assert [block.count for block in model.blocks] == [36, 12]
 
@@ -158,13 +160,14 @@ def test_qwen3_next_takes_the_kinds_of_its_layers_from_either_field(tmp_path) ->
     for changes, attending in (({"layer_types": layer_types}, 24), ({"full_attention_interval": 3}, 16)):
         model = load_model(changed(tmp_path, "qwen3-next-80b-a3b", **changes))
         assert (
-            sum(block.count for block in model.blocks if None in block.page_bytes(1, "float32")) == attending
+            sum(block.count for block in model.blocks if None in block.count_page_bytes(1, "float32"))
+            == attending
         )
 
 
 def test_decoder_of_whisper_caches_what_the_encoder_left() -> None:
     model = load_model(CONFIGS / "whisper-tiny.json")
-    assert model.cache_bytes(3, "float32") == 4 * 4 * 2 * 384 * (1500 + 3)
+    assert model.count_cache_bytes(3, "float32") == 4 * 4 * 2 * 384 * (1500 + 3)
 
 
 def test_active_parameters_are_those_of_the_chosen_experts() -> None:
@@ -180,7 +183,7 @@ def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
     experts = block.parameters["experts"]
     other_parameters = block.parameters.total() - experts
     for tokens, share in ((1, 2 / 8), (2, 1 - 0.75**2), (64, 1.0)):
-        assert block.active(tokens) == pytest.approx(other_parameters + share * experts, rel=1e-7)
+        assert block.count_active(tokens) == pytest.approx(other_parameters + share * experts, rel=1e-7)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 9])

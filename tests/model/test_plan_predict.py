@@ -15,7 +15,7 @@ from model.config.published import PUBLISHED
 from model.device import DryDevice
 from model.engine import Batch, Chunk, Request
 from model.engine.buckets import Buckets
-from model.execution.launch_list import launches_of
+from model.execution.launch_list import list_launches
 from model.families import load_config
 from model.layers.launch import Growth, Phase, StepShape
 from model.layers.sample import DRAWS
@@ -163,8 +163,8 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     assert shape.decoding is None or [step.sizes for step in run.use.steps] == [shape.sizes]
     launched = device.take_pass()
     plan = predictor(load_model(folder), tp=ranks, context=128)
-    step = plan.on_pages({None: pool.count + 1}, pool.block_size)
-    planned = plan.paged(step.resize(shape.sizes))
+    step = plan.make_paged_step({None: pool.count + 1}, pool.block_size)
+    planned = plan.predict_paged(step.resize(shape.sizes))
     assert (planned.refusals, planned.overhead.program_ns) == ((), launched.overhead_ns)
     took = [(launch.launch.kernel, launch.program_ns) for launch in launched.launches]
     if shape.phase is Phase.prefill:
@@ -186,7 +186,7 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
 def test_steps_of_other_sizes_share_dry_runs_and_stay_within_two_percent(tmp_path, monkeypatch) -> None:
     """Rows of one tile and numbers of decoding sequences are on lines between launches, which all steps share."""
     plan = predictor(tiny(tmp_path), dtype="bfloat16", context=2048)
-    step = plan.on_pages({None: 4096}, 16)
+    step = plan.make_paged_step({None: 4096}, 16)
     shapes = [
         step.resize(prompt_shape(prompts, tokens, 2048, prefix, decode_shape(decoding, 1, 128)).sizes)
         for prompts, tokens, prefix, decoding in ((1, 496, 128, 16), (1, 480, 128, 32), (6, 64, 0, 60))
@@ -198,16 +198,17 @@ def test_steps_of_other_sizes_share_dry_runs_and_stay_within_two_percent(tmp_pat
         "_plan",
         lambda self, kernel, arguments: launched.append(kernel) or plan_kernel(self, kernel, arguments),
     )
-    predicted = [plan.paged(shape) for shape in shapes]
+    predicted = [plan.predict_paged(shape) for shape in shapes]
     for shape, done in zip(shapes, predicted):
         device_ns = sum(
-            max(plan._dry.time_launch(launch).program_ns, 1e9 * plan._core.seconds(*_work_of(launch))) * count
+            max(plan._dry.time_launch(launch).program_ns, 1e9 * plan._core.compute_seconds(*_work_of(launch)))
+            * count
             for section, count in plan._sections
-            for launch in launches_of(section, replace(shape, draws=DRAWS[1]))
+            for launch in list_launches(section, replace(shape, draws=DRAWS[1]))
         )
         assert done.time.program_ns - done.overhead.program_ns == pytest.approx(device_ns, rel=0.02)
     shared = len(launched)
-    plan.paged(step.resize(prompt_shape(1, 460, 2048, 128, decode_shape(52, 1, 128)).sizes))
+    plan.predict_paged(step.resize(prompt_shape(1, 460, 2048, 128, decode_shape(52, 1, 128)).sizes))
     assert launched[shared:].count("attention_prefill") == 0
     assert "mlp" not in launched[shared:]
 
@@ -243,7 +244,7 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
     run.step(Batch({chunk.request: chunk for chunk in chunks}))
     took = device.take_pass()
     plan = predictor(load_model(folder), context=1024)
-    planned = plan.paged(plan.on_pages({20: 601}, 8).resize(shape.sizes))
+    planned = plan.predict_paged(plan.make_paged_step({20: 601}, 8).resize(shape.sizes))
     assert planned.refusals == ()
     attention = "attention_prefill" if shape.phase is Phase.prefill else "decoder_layer_decode"
     (kernel,) = (kernel for kernel in planned.kernels if kernel.name == attention)
@@ -254,7 +255,7 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
         sum(max(launch.program_ns, floor_ns) for launch in launches), rel=1e-9
     )
     if shape.phase is Phase.decode and shape.sequences == 1:
-        without_window = plan.paged(plan.on_pages({None: 601}, 8).resize(shape.sizes))
+        without_window = plan.predict_paged(plan.make_paged_step({None: 601}, 8).resize(shape.sizes))
         assert kernel.time.program_ns < named(without_window)[attention].time.program_ns
 
 
@@ -270,7 +271,7 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
     layers = len(config.blocks)
     assert [launch.launch.kernel for launch in launched] == ["copy_pages"] * (layers * -(-copies // 128))
     plan = predictor(load_model(folder), context=128)
-    planned = plan.time_copies(copies, None, plan.on_pages({None: pool.count + 1}, 8))
+    planned = plan.time_copies(copies, None, plan.make_paged_step({None: pool.count + 1}, 8))
     assert planned.program_ns == pytest.approx(sum(launch.program_ns for launch in launched), rel=1e-9)
 
 
@@ -390,7 +391,7 @@ def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts
     plan = predictor(model, tp=3, context=8192, cuts=cuts)
     section, _ = plan._sections[1]
     step = replace(plan._step, phase=Phase.prefill).with_rows(5001)
-    for launch in launches_of(section, step):
+    for launch in list_launches(section, step):
         if launch.growth is Growth.rows:
             launched = plan._dry.time_launch(launch).program_ns
             assert plan._time_slowest_rank(section, launch, step).program_ns == pytest.approx(

@@ -32,7 +32,7 @@ def model(name: str):
 )
 def test_decoding_llama_2_13b_on_an_h100(batch, milliseconds, tokens_per_s) -> None:
     """Published figures, to the digits given: 1,024 tokens a sequence, two bytes a parameter and an element."""
-    seconds = roofline.count_decode_work(model("llama-2-13b"), "float16", batch, 1024).seconds(H100)
+    seconds = roofline.count_decode_work(model("llama-2-13b"), "float16", batch, 1024).compute_seconds(H100)
     assert _digits(seconds * 1e3, milliseconds) == milliseconds
     assert _digits(batch / seconds, tokens_per_s) == tokens_per_s
 
@@ -46,7 +46,7 @@ def test_bytes_of_a_step_are_all_weights_and_every_cache(batch) -> None:
     work = roofline.count_decode_work(model("llama-2-13b"), "bfloat16", batch, 1024)
     assert work.weight_bytes == 2 * int(COUNTS["llama-2-13b"])
     assert work.cache_bytes == batch * 1024 * 819_200
-    assert work.bound(H100) is Bound.bandwidth
+    assert work.find_bound(H100) is Bound.bandwidth
 
 
 def test_operations_of_a_step_are_twice_its_products() -> None:
@@ -58,7 +58,7 @@ def test_operations_of_a_step_are_twice_its_products() -> None:
 
 def test_a_long_prompt_is_bound_by_compute_and_a_short_one_by_bandwidth() -> None:
     bounds = [
-        roofline.count_prefill_work(model("llama-2-7b"), "bfloat16", 1, size).bound(H100)
+        roofline.count_prefill_work(model("llama-2-7b"), "bfloat16", 1, size).find_bound(H100)
         for size in (64, 2048)
     ]
     assert bounds == [Bound.bandwidth, Bound.compute]
@@ -68,26 +68,30 @@ def test_a_long_prompt_is_bound_by_compute_and_a_short_one_by_bandwidth() -> Non
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_more_work_never_takes_less_time(name, dtype) -> None:
     steps = [
-        roofline.count_decode_work(model(name), dtype, batch, 256).seconds(H100)
+        roofline.count_decode_work(model(name), dtype, batch, 256).compute_seconds(H100)
         for batch in (1, 2, 3, 64, 500)
     ]
     assert steps == sorted(steps)
     prompts = [
-        roofline.count_prefill_work(model(name), dtype, 1, size).seconds(H100) for size in (1, 2, 100, 448)
+        roofline.count_prefill_work(model(name), dtype, 1, size).compute_seconds(H100)
+        for size in (1, 2, 100, 448)
     ]
     assert prompts == sorted(prompts)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_never_decodes_slower_than_its_sequences_one_by_one(name) -> None:
-    one = roofline.count_decode_work(model(name), "bfloat16", 1, 256).seconds(H100)
+    one = roofline.count_decode_work(model(name), "bfloat16", 1, 256).compute_seconds(H100)
     for batch in (2, 64, 500):
-        assert roofline.count_decode_work(model(name), "bfloat16", batch, 256).seconds(H100) <= batch * one
+        assert (
+            roofline.count_decode_work(model(name), "bfloat16", batch, 256).compute_seconds(H100)
+            <= batch * one
+        )
 
 
 def test_devices_share_the_work_evenly() -> None:
     work = roofline.count_decode_work(model("llama-2-13b"), "float16", 4, 512)
-    assert work.seconds(H100.scale(4)) * 4 == work.seconds(H100)
+    assert work.compute_seconds(H100.scale(4)) * 4 == work.compute_seconds(H100)
     assert H100.scale(4).ridge == H100.ridge
 
 

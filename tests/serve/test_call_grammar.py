@@ -15,7 +15,7 @@ import llguidance
 from model.engine.structured import StructuredOutputsParams
 from model.serve.openai.messages import FunctionDefinition
 from model.serve.openai.tools import ToolUse
-from model.workers.grammar import grammar_text
+from model.workers.grammar import convert_form
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTIONS = [FunctionDefinition(name="weather", parameters=CITY), FunctionDefinition(name="now")]
@@ -26,7 +26,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 def allows(params: StructuredOutputsParams | None, text: str) -> bool:
     assert params is not None
     tokenizer: Any = llguidance.LLTokenizer("byte")
-    matcher = llguidance.LLMatcher(tokenizer, grammar_text(params.form), log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, convert_form(params.form), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return bool(matcher.consume_tokens(tokenizer.tokenize_bytes(text.encode()))) and bool(
         matcher.is_accepting()

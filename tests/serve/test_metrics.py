@@ -87,8 +87,8 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
     cache, length = server.engine.scheduler.cache, server.engine.limits.max_model_len
     predictor = Predictor(load_config(PRETRAINED), "trn2", 1, "float32", length)
     launched = server.engine.use.steps - shapes
-    step = predictor.on_pages({None: cache.pages}, cache.block_size)
-    times = {shape: predictor.paged(step.resize(shape.sizes)).time.program_ns for shape in launched}
+    step = predictor.make_paged_step({None: cache.pages}, cache.block_size)
+    times = {shape: predictor.predict_paged(step.resize(shape.sizes)).time.program_ns for shape in launched}
     assert (steps, launched.total()) == (3, 3)
     assert wall > 0
     assert seconds == pytest.approx(

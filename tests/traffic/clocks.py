@@ -32,7 +32,7 @@ class Constant:
 class Shapes:
     """A predictor whose times follow the sizes of a step."""
 
-    def paged(self, step: StepShape) -> PassTime:
+    def predict_paged(self, step: StepShape) -> PassTime:
         """Return a longer time for more tokens and for a longer context."""
         time_ns = 1_000.0 + 37 * step.tokens + step.sequences * step.cache_length + 11 * step.prefix
         if step.decoding is not None:

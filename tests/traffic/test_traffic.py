@@ -53,7 +53,7 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
         unit_run.timelines for unit_run in deployment.serve_unit(Workload((Query(510, 6),), (0,)))
     )
     predictor = deployment.predictors[0]
-    step = predictor.on_pages({None: deployment.pages}, 16)
+    step = predictor.make_paged_step({None: deployment.pages}, 16)
     shapes = [
         prompt_shape(1, 512, 512, model_step=step),
         *[decode_shape(1, 1, 512, step)] * 2,
@@ -61,7 +61,7 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
     ]
     sequences = [(0, 1), *[(1, 0)] * 5]
     passes = [
-        serve_pass(THIS, predictor.paged(shape), *counts).time.program_ns
+        serve_pass(THIS, predictor.predict_paged(shape), *counts).time.program_ns
         for shape, counts in zip(shapes, sequences)
     ]
     assert timeline.ttft_ns == round(passes[0])
@@ -94,9 +94,11 @@ def test_continuous_batches_give_more_tokens_than_static_ones(
     static = Deployment(model, replace(SETUP, options=replace(SETUP.options, continuous=False)), deployment)
     ratio = run(deployment, workload).tokens_per_s / run(static, workload).tokens_per_s
     predictor = deployment.predictors[0]
-    step = predictor.on_pages({None: deployment.pages}, 16)
+    step = predictor.make_paged_step({None: deployment.pages}, 16)
     one, full = (
-        serve_pass(THIS, predictor.paged(decode_shape(requests, 1, 256, step)), requests, 0).time.program_ns
+        serve_pass(
+            THIS, predictor.predict_paged(decode_shape(requests, 1, 256, step)), requests, 0
+        ).time.program_ns
         for requests in (1, 32)
     )
     slope = (full - one) / 31

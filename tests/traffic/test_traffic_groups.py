@@ -57,7 +57,7 @@ def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment)
 def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) -> None:
     """A prompt of 15 tokens is padded to 16; a group without a request computes padding."""
     predictor = deployment.predictors[0]
-    step = predictor.on_pages({None: deployment.page_kinds[0].pages}, 16)
+    step = predictor.make_paged_step({None: deployment.page_kinds[0].pages}, 16)
     shapes = [prompt_shape(1, 16, 128, model_step=step), *[decode_shape(1, 1, 128, step)] * 3]
     predicted = list(map(predictor.paged, shapes))
     for count in (1, 2):

@@ -47,8 +47,8 @@ def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
     """Return the times of steps of these sizes."""
     pages = {STATES if page_kind.recurrent else None: page_kind.pages for page_kind in deployment.page_kinds}
     predictor = deployment.predictors[0]
-    step = predictor.on_pages(pages, 16)
-    return [predictor.paged(step.resize(shape.sizes)) for shape in shapes]
+    step = predictor.make_paged_step(pages, 16)
+    return [predictor.predict_paged(step.resize(shape.sizes)) for shape in shapes]
 
 
 def served_ns(kernels: PassTime, decoding: int, prompts: int) -> int:

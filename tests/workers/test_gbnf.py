@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.errors import ModelError
-from model.workers.gbnf import lark_from_gbnf
+from model.workers.gbnf import convert_gbnf_to_lark
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from model.workers.gbnf import lark_from_gbnf
     ],
 )
 def test_gbnf_is_lark(grammar: str, lark: str) -> None:
-    assert lark_from_gbnf(grammar) == f"%llguidance {{}}\n{lark}"
+    assert convert_gbnf_to_lark(grammar) == f"%llguidance {{}}\n{lark}"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_gbnf_is_lark(grammar: str, lark: str) -> None:
 )
 def test_what_is_not_gbnf_is_one_refusal(grammar: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
-        lark_from_gbnf(grammar)
+        convert_gbnf_to_lark(grammar)
     assert caught.value.message.startswith(f"structured outputs: the grammar {message}")
 
 
@@ -93,7 +93,7 @@ def test_reading_takes_linear_time(name: str) -> None:
 
         sys.setprofile(note)
         try:
-            lark_from_gbnf(LONG[name](size))
+            convert_gbnf_to_lark(LONG[name](size))
         except ModelError:
             pass
         finally:

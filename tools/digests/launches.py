@@ -15,7 +15,7 @@ import numpy as np
 
 import nki_kernels
 from model.errors import ModelError
-from model.execution.launch_list import copies_of, launches_of
+from model.execution.launch_list import list_copies, list_launches
 from model.families import SPEECH, TEXT, compose, load_config
 from model.layers.launch import DrawVariant, Launch, Phase, StepShape, WeightDtypes, compute_table_length
 from model.layers.layer import Layer
@@ -92,10 +92,10 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
 def _digest(network: Network, step: StepShape) -> str:
     """Return the number of launches and a hash of them, or the first line of a refusal."""
     try:
-        launches = [launch for section in network.sections for launch in launches_of(section, step)]
+        launches = [launch for section in network.sections for launch in list_launches(section, step)]
         if step.block_size:
             groups = [None, STATES, *(window for window, _ in step.window_pages)]
-            launches += [launch for group in groups for launch in copies_of(network.layers, step, 3, group)]
+            launches += [launch for group in groups for launch in list_copies(network.layers, step, 3, group)]
         if step.phase is Phase.prefill:
             layers = [layer for earlier in network.before.values() for layer in earlier.layers]
             launches += [launch for layer in layers for launch in layer.launches(step)]

@@ -43,7 +43,7 @@ from model.loading.checkpoint import INDEX, SINGLE
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length, positions_needed
+from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
 from model.sampling import StepOutput
 from nkw.files import Outputs, json_document
@@ -198,7 +198,7 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
     with _open_document(options, model) as contents:
         (rank,) = model.load_shards(Mesh())
         device = GenerationDevice(options.target, rank.arrays)
-        longest = max(positions_needed(len(prompt.ids), most, config) for prompt in prompts)
+        longest = max(count_positions_needed(len(prompt.ids), most, config) for prompt in prompts)
         positions = bucket_length(longest, config.context)
         values, tokens = HEAD_RESULTS.index(VALUES), HEAD_RESULTS.index(TOKENS)
         with working(lambda: f"{device.launches} launches"):

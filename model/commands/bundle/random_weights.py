@@ -9,7 +9,7 @@ from math import log2, prod, sqrt
 import numpy as np
 
 from model.config import ModelConfig
-from model.device.bundling import Drawn, drawn_array
+from model.device.bundling import Drawn, draw_array
 from model.families import compose
 from model.loading.checkpoint import Checkpoint
 
@@ -39,7 +39,7 @@ class DrawnWeights(Checkpoint):
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Draw the tensor of a name and return it."""
-        return drawn_array(self.tensors[name]).reshape(super().__getitem__(name).shape)
+        return draw_array(self.tensors[name]).reshape(super().__getitem__(name).shape)
 
 
 def _describe_tensor(name: str, shape: tuple[int, ...], dtype: str) -> Drawn:

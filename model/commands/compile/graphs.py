@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 from model.config import ModelConfig
 from model.engine.buckets import Buckets
-from model.execution.launch_list import copies_of, copy_sizes, launches_of
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.families import compose
 from model.layers.launch import Launch, Phase, StepShape
 from model.layers.paged import STATES, CacheGroup, find_padding_page
@@ -97,17 +97,17 @@ def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[Ca
     for bucket in buckets.shapes():
         for draws in (None, *DRAWS):
             shape = replace(bucket, draws=draws)
-            launches = (launch for section in network.sections for launch in launches_of(section, shape))
+            launches = (launch for section in network.sections for launch in list_launches(section, shape))
             size = shape.tokens, shape.cache_length, shape.prefix
             graphs.append(StepGraph(_name_step(shape), str(shape), size, tuple(launches), shape))
     for earlier in network.before.values():
         step = earlier.step(largest)
-        encoder = (launch for section in earlier.sections for launch in launches_of(section, step))
+        encoder = (launch for section in earlier.sections for launch in list_launches(section, step))
         graphs.append(Graph("encoder", "1 window of speech encoded", (1,), tuple(encoder)))
     for group in cache_groups:
         count = 1
-        while count <= find_padding_page(largest, group) and copy_sizes(count) == [count]:
-            copies = tuple(copies_of(network.layers, largest, count, group))
+        while count <= find_padding_page(largest, group) and list_copy_sizes(count) == [count]:
+            copies = tuple(list_copies(network.layers, largest, count, group))
             if copies:  # slots of speech windows are never copied
                 label = _describe_copies(count, group)
                 graphs.append(CopyGraph("copies", label, (count,), copies, count, group))

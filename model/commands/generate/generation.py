@@ -15,7 +15,7 @@ from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
 from model.runners.comparison import Compared, Comparison, Difference
 from model.runners.reference import ReferenceModel
-from model.runners.static_batch import Backend, StaticBatch, static_engine
+from model.runners.static_batch import Backend, StaticBatch, create_static_engine
 
 
 class StopReason(Enum):
@@ -92,7 +92,7 @@ def generate(
     comparison = None if reference is None else Comparison(reference, tokenizer.decode)
     lengths = [len(prompt) for prompt in prompts]
     model = StaticBatch(backend, params.n, prompts_done)
-    engine = static_engine(model, tokenizer, config, lengths, params.max_tokens, params.n, comparison)
+    engine = create_static_engine(model, tokenizer, config, lengths, params.max_tokens, params.n, comparison)
     requests = [
         engine.submit(str(number), prompt, params, inputs=inputs) for number, prompt in enumerate(prompts)
     ]

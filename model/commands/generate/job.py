@@ -16,7 +16,7 @@ from model.execution.expert_load import ExpertLoad
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.weights import RankWeights, describe_all_ranks
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length, positions_needed
+from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
 from model.runners.static_batch import Backend
 
@@ -27,9 +27,9 @@ def get_rank() -> int | None:
     """Return the rank of this process if torchrun started a process for each rank, else None."""
     if "RANK" not in os.environ:  # avoids loading the simulator
         return None
-    from model.device import rank_of_this_process
+    from model.device import read_process_rank
 
-    return rank_of_this_process()
+    return read_process_rank()
 
 
 class Job:
@@ -66,7 +66,7 @@ class Job:
         self.sampling = sampling
         sequences = len(self.sequence_ids)
         self.micro_batches = size_micro_batches(sequences, _count_micro_batches(options, mesh, sequences))
-        needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
+        needed = count_positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property

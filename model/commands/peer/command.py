@@ -22,7 +22,7 @@ from model.families import load_config
 from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length, positions_needed
+from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
 from nkw.files import Outputs, json_document
 from nkw.terminal import show_lines
@@ -45,7 +45,7 @@ def peer_command(options: argparse.Namespace) -> int:
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     if not all(encoded):
         raise ModelError("a prompt has no tokens")
-    needed = positions_needed(max(map(len, encoded)), options.max_new_tokens, config)
+    needed = count_positions_needed(max(map(len, encoded)), options.max_new_tokens, config)
     positions = bucket_length(needed, config.context)
     weights = LoadedModel.open(options.model, options.dtype, config).load_shards(Mesh(options.tp))
     results = []

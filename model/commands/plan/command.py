@@ -190,7 +190,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     name, outputs = describe_config(options.config), Outputs(lambda: _list_inputs(options))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         plan = plan_step(config, target, options.dtype, choose_lnc(target, options.lnc, largest=True))
-        contents.update(plan.document(name))
-        for line in plan.text(name):
+        contents.update(plan.build_document(name))
+        for line in plan.format_lines(name):
             show_lines(line)
     return 0

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from model.device import chip, choose_lnc, rank_of_this_process
+from model.device import chip, choose_lnc, read_process_rank
 from model.errors import ModelError
 from model.llm.llm import make_engine
 from model.serve.http.keys import others_may_read, read_keys
@@ -110,7 +110,7 @@ def _check_core(options: argparse.Namespace) -> None:
             f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
             "NEURON_RT_VISIBLE_CORES, or give --cluster"
         )
-    processes = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
+    processes = 1 if read_process_rank() is None else int(os.environ["WORLD_SIZE"])
     if processes > 1:
         raise ModelError(
             f"nkw serve has one process, and torchrun started {processes}: start nkw serve without torchrun"

@@ -27,7 +27,7 @@ from model.llm.loaded import LoadedModel, open_device
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights, check_ranks
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length, positions_needed
+from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
 from model.runners.static_batch import Backend
 from model.speech.recording import Recording
@@ -98,7 +98,9 @@ class _Job:
             progress: Called with the number of finished layers and of all layers.
             lnc: Number of physical cores of a rank.
         """
-        needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.loaded.config)
+        needed = count_positions_needed(
+            len(self.rules.prompt), self.options.max_new_tokens, self.loaded.config
+        )
         length = bucket_length(needed, self.loaded.config.context)
         return KernelModel(self.loaded.config, self.shards, device, length, progress=progress, lnc=lnc)
 

@@ -18,9 +18,9 @@ from model.device.binding import (
     bind_arguments,
     bind_nki,
     find_kernel,
+    find_nki_dtype,
+    find_parameter_indices,
     make_replica_group,
-    nki_dtype,
-    parameter_indices,
 )
 from model.device.chips import find_sorted_expert_width
 from model.device.neuron.framework import Named, Torch
@@ -29,7 +29,7 @@ from model.device.neuron.installed import Framework, installed_software
 from model.device.neuron.native import NativeTorch
 from model.device.neuron.tensors import to_numpy, to_torch
 from model.device.neuron.xla import XlaTorch
-from model.device.simulated import rank_of_this_process
+from model.device.simulated import read_process_rank
 from model.errors import ModelError
 from nkw.targets import DEFAULT_TARGET
 
@@ -52,7 +52,7 @@ class NeuronDevice:
 
     def __init__(self, ranks: int, target: str = DEFAULT_TARGET) -> None:
         self.software = installed_software()
-        started = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
+        started = 1 if read_process_rank() is None else int(os.environ["WORLD_SIZE"])
         if started != ranks:
             raise ModelError(
                 f"the neuron backend has a process for each rank: {ranks} rank{'s' if ranks > 1 else ''}, "
@@ -62,13 +62,13 @@ class NeuronDevice:
         self._torch: Torch = FRAMEWORKS[self.software.framework]()
         self._host_group = _join_ranks(self._torch) if ranks > 1 else None
         self._torch.open(int(os.environ.get("LOCAL_RANK", "0")) if ranks > 1 else 0)
-        rank = rank_of_this_process() or 0
+        rank = read_process_rank() or 0
         self.ranks, self.local_ranks = ranks, range(rank, rank + 1)
         self.sorted_expert_width = find_sorted_expert_width(target)
 
     def dtype(self, name: str) -> Named:
         """Return a dtype of `nki.language`, with its name, as a kernel argument."""
-        return Named(name, nki_dtype(name))
+        return Named(name, find_nki_dtype(name))
 
     def replica_group(self, groups: list[list[int]] | None) -> Named | None:
         """Return a `ReplicaGroup` with the ranks of each group, as a kernel argument; None (one rank) for None."""
@@ -105,7 +105,7 @@ class NeuronDevice:
             for argument in bind_arguments(kernel, arguments[0])
         ]
         outputs = self._torch.call(
-            kernel, find_kernel(kernel), core_arguments, parameter_indices(kernel, written)
+            kernel, find_kernel(kernel), core_arguments, find_parameter_indices(kernel, written)
         )
         return [outputs[0] if len(outputs) == 1 else tuple(outputs)]
 

@@ -25,7 +25,7 @@ class Named:
     value: Any
 
 
-def plain(argument: Any) -> Any:
+def unwrap_named(argument: Any) -> Any:
     """Return the object inside a `Named`, and any other argument as it is."""
     return argument.value if isinstance(argument, Named) else argument
 

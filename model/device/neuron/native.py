@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any, ClassVar
 
-from model.device.neuron.framework import Kernel, Named, Written, plain
+from model.device.neuron.framework import Kernel, Named, Written, unwrap_named
 
 _NAMESPACE = "nki_workbench"
 
@@ -98,7 +98,7 @@ class NativeTorch:
         new = [number for number, index in enumerate(written) if index is None]
 
         def launch(*tensors: Any) -> Any:
-            arguments = list(map(plain, constants))
+            arguments = list(map(unwrap_named, constants))
             for index, tensor in zip(names, tensors):
                 arguments[index] = tensor
             outputs = kernel(*arguments)

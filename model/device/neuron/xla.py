@@ -20,7 +20,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from model.device.neuron.framework import Kernel, Written, plain
+from model.device.neuron.framework import Kernel, Written, unwrap_named
 
 
 class XlaTorch:
@@ -47,7 +47,7 @@ class XlaTorch:
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
         """Record a call of a kernel in the current graph, and return its outputs; `end_graph` computes them."""
-        outputs = kernel(*map(plain, arguments))
+        outputs = kernel(*map(unwrap_named, arguments))
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
     def end_graph(self) -> None:
