@@ -89,7 +89,7 @@ def _ways(
     narrow = sum(
         isinstance(argument, np.ndarray) and argument.dtype == ml_dtypes.bfloat16 for argument in arguments
     )
-    if narrow and speed.available():
+    if narrow and speed.is_torch_installed():
         ways["with torch"] = ReplayOptions(speed=True)
     actions: list[Callable[[], object]] = [plain]
     for options in ways.values():

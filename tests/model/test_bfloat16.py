@@ -111,7 +111,7 @@ def test_products_of_another_library_round_there_too(write_model, monkeypatch) -
     wanted = ReferenceModel(config, weights, "bfloat16").prefill([ids])[0].logits
     cost = np.abs(ReferenceModel(config, weights).prefill([ids])[0].logits - wanted).max()
     monkeypatch.setenv("NKW_SPEED", "torch")
-    monkeypatch.setattr("simulate.replay.fusion.speed.relative_time", lambda: 0.5)  # on any processor
+    monkeypatch.setattr("simulate.replay.fusion.speed.measure_relative_time", lambda: 0.5)  # on any processor
     device = cores(1)
     model = kernel_model(config, weights, device, 128)
     eager, replayed = (model.prefill([ids])[0].logits for _ in range(2))

@@ -214,9 +214,9 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
     with pytest.raises(InvalidArgument, match="NKW_SPEED is 'mkl'; set it to numpy or torch"):
         ReplayOptions.from_environment()
     monkeypatch.setenv("NKW_SPEED", "torch")
-    monkeypatch.setattr(speed, "relative_time", lambda: 0.5)
+    monkeypatch.setattr(speed, "measure_relative_time", lambda: 0.5)
     assert ReplayOptions.from_environment().speed
-    monkeypatch.setattr(speed, "available", lambda: False)
+    monkeypatch.setattr(speed, "is_torch_installed", lambda: False)
     speed.warn_of_absence.cache_clear()
     with pytest.warns(UserWarning, match=r"NKW_SPEED is torch, but torch is not installed: numpy multiplies"):
         assert not ReplayOptions.from_environment().speed
@@ -228,8 +228,8 @@ def test_speed_is_asked_for_by_name(monkeypatch) -> None:
 @pytest.mark.parametrize(("relative", "faster"), [(0.99, True), (1.0, False), (1.44, False)])
 def test_a_processor_without_fast_bfloat16_stays_with_numpy(monkeypatch, relative, faster) -> None:
     monkeypatch.setenv("NKW_SPEED", "torch")
-    monkeypatch.setattr(speed, "available", lambda: True)
-    monkeypatch.setattr(speed, "relative_time", lambda: relative)
+    monkeypatch.setattr(speed, "is_torch_installed", lambda: True)
+    monkeypatch.setattr(speed, "measure_relative_time", lambda: relative)
     speed.warn_of_slowness.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -246,7 +246,7 @@ def test_a_processor_without_fast_bfloat16_stays_with_numpy(monkeypatch, relativ
 
 def test_the_processor_is_measured_once() -> None:
     pytest.importorskip("torch")
-    speed.relative_time.cache_clear()
-    first = speed.relative_time()
-    assert 0 < first < float("inf") and speed.relative_time() == first
-    assert speed.relative_time.cache_info().misses == 1
+    speed.measure_relative_time.cache_clear()
+    first = speed.measure_relative_time()
+    assert 0 < first < float("inf") and speed.measure_relative_time() == first
+    assert speed.measure_relative_time.cache_info().misses == 1

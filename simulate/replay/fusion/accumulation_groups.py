@@ -1,8 +1,9 @@
 """Fusion of accumulation groups: a0 @ b0 + a1 @ b1 + a2 @ b2 … becomes [a0 a1 a2 …] @ [b0 b1 b2 …].
 
-The blocks a0, a1, … may be concatenated in any order, as long as b0, b1, … have the same order. If a kernel gives each
-partition neighbouring rows of a matrix, a block has every n-th row, and the interleaved blocks are the matrix. If only
-some blocks belong to one matrix, their matmuls become one, and the other additions stay.
+An accumulation group is a sum of matmuls that instructions accumulate in PSUM; its members are the matmuls. The
+blocks a0, a1, … may be concatenated in any order, as long as b0, b1, … have the same order. If a kernel gives each
+partition neighbouring rows of a matrix, a block has every n-th row, and the interleaved blocks are the matrix. If
+only some blocks belong to one matrix, their matmuls become one, and the other additions stay.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Concatenations = dict[Any, View]
 
 
 def fuse_accumulation_groups(builder: Builder) -> None:
-    """Fuse the matmuls of each accumulation group of a program, in place."""
+    """Fuse the matmuls of each accumulation group; changes `builder.ops`."""
     def_use = DefUse(builder.ops)
     groups: dict[int, list[Op]] = {}  # the matmuls of a sum, by the id of its last addition
     additions: dict[int, list[Op]] = {}
@@ -59,9 +60,9 @@ def fuse_accumulation_groups(builder: Builder) -> None:
 
 
 def _match_addition(op: Op, def_use: DefUse) -> tuple[View, Op] | None:
-    """Return the accumulator and the matmul of `accumulator + matmul`.
+    """Return the accumulator and the matmul of an operation `accumulator + matmul`.
 
-    Returns None if the operation is no such sum or if another operation reads the matmul.
+    Returns None if the operation is no such sum or if another operation reads the matmul's result.
     """
     if not isinstance(op.opcode, Ufunc) or op.opcode.function is not np.add or len(op.reads) != 2:
         return None
@@ -75,6 +76,7 @@ def _match_addition(op: Op, def_use: DefUse) -> tuple[View, Op] | None:
 
 
 def _find_only_writer(value: Value, def_use: DefUse) -> Op | None:
+    """Return the operation that writes a buffer; None if there are several, or if the value is no buffer."""
     writers = def_use.get_writers(value)
     return writers[0] if len(writers) == 1 and value.location is ValueLocation.buffer else None
 
@@ -82,7 +84,7 @@ def _find_only_writer(value: Value, def_use: DefUse) -> Op | None:
 def _fuse_group(
     builder: Builder, members: list[Op], sums: list[Op], concatenations: Concatenations
 ) -> set[int]:
-    """Replace a sum of matmuls by one matmul or by a sum of fewer matmuls.
+    """Replace a sum of matmuls by one matmul, or by a sum of fewer matmuls; operations are changed in place.
 
     Args:
         builder: The program.
@@ -91,7 +93,7 @@ def _fuse_group(
         concatenations: Concatenated operands of earlier groups, to which new ones are added.
 
     Returns:
-        The ids of the operations that the caller has to remove.
+        The ids of the operations that the caller has to remove; empty if nothing was fused.
     """
     operands = _concatenate_operands(builder, members, sums[-1], concatenations)
     if operands is not None:
@@ -174,12 +176,13 @@ def _concatenate_operands(
 
 
 def _list_orders(members: Sequence[Op]) -> list[Order]:
-    """Return the possible orders of concatenation: only blocks of equal depth can be interleaved."""
+    """Return the possible orders of concatenation: interleaved only if all left blocks have as many columns."""
     depths = {op.reads[0].shape[1] for op in members}
     return [Order.one_after_other] if len(depths) > 1 else list(Order)
 
 
 def _build_key(views: Sequence[View], axis: int, order: Order) -> tuple[Any, ...]:
+    """Return the key of concatenated views in `Concatenations`."""
     return axis, order, *map(identify, views)
 
 
@@ -187,9 +190,9 @@ def _build_key(views: Sequence[View], axis: int, order: Order) -> tuple[Any, ...
 
 
 def _split_into_runs(members: Sequence[Op]) -> list[list[Op]]:
-    """Split the matmuls of a sum into runs.
+    """Split the matmuls of a sum into runs, whose blocks of one operand form one matrix, in order.
 
-    In each run, the blocks of the operand that is not copied form one matrix, in order.
+    That operand is the right one if the product has few rows, else the left one; the blocks of the other are copied.
     """
     number = 1 if members[0].writes[0].shape[0] < _MULTIPLICATIONS_PER_COPY_MIN else 0
     ops_by_layout: dict[Any, dict[int, Op]] = {}
@@ -210,9 +213,12 @@ def _split_into_runs(members: Sequence[Op]) -> list[list[Op]]:
 
 
 def _find_longest_run(offsets: Collection[int], extent: int, stride: int) -> list[int]:
-    """Return the offsets of the blocks that form one matrix with the first block, adjacent or interleaved.
+    """Return the offsets of blocks that form one matrix with the first block, adjacent or interleaved, in order.
 
-    A block has `extent` elements along the axis, `stride` elements apart.
+    Args:
+        offsets: The offsets of all blocks in elements of one value.
+        extent: The number of elements of a block along the axis of concatenation.
+        stride: The distance of these elements.
     """
     first = min(offsets)
     run = [first]

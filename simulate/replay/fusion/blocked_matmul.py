@@ -32,7 +32,7 @@ _DEPTH = 4096  # above it, partial sums are added: a block then has at least 256
 
 @dataclass(frozen=True, slots=True)
 class BlockedMatmul:
-    """Matmul of a float32 matrix and a matrix with elements of dtype `source`; the second result is the scratch."""
+    """Opcode of a matmul of a float32 matrix and a matrix of dtype `source`; its second result is scratch."""
 
     source: DType | np.dtype[Any]
 
@@ -42,7 +42,13 @@ class BlockedMatmul:
 
 
 def choose_block_shape(rows: int, depth: int, columns: int) -> tuple[int, int]:
-    """Return the height and width of the blocks of a [depth, columns] matrix that multiplies `rows` rows."""
+    """Return the rows and columns of the blocks in which a [depth, columns] matrix is widened.
+
+    Args:
+        rows: The rows of the left matrix, which it is multiplied with.
+        depth: The rows of the matrix.
+        columns: The columns of the matrix.
+    """
     if rows < _FEW_ROWS:
         width = min(columns, _RUN)
         return min(depth, _SMALL_BLOCK // width), width
@@ -51,7 +57,10 @@ def choose_block_shape(rows: int, depth: int, columns: int) -> tuple[int, int]:
 
 
 def count_scratch_elements(rows: int, depth: int, columns: int) -> int:
-    """Return how many float32 elements `multiply` needs as scratch: a block, and partial sums if the depth is split."""
+    """Return how many float32 elements of scratch `multiply` needs for a [rows, depth] by [depth, columns] product.
+
+    These are a block, and partial sums if the depth is split.
+    """
     height, width = choose_block_shape(rows, depth, columns)
     return height * width + (rows * width if height < depth else 0)
 

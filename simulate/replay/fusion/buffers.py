@@ -11,7 +11,11 @@ _LINE = 64  # bytes of a cache line
 
 
 def place_buffers(ops: Sequence[Op]) -> tuple[dict[int, int], int]:
-    """Place all buffers of a program; return byte offsets by value number, and the size of all buffers in bytes."""
+    """Place all buffers of a program in one block; buffers with disjoint live ranges share bytes.
+
+    Returns:
+        The byte offset of each buffer by value number, and the size of the block in bytes.
+    """
     live_ranges: dict[int, list[int]] = {}
     values: dict[int, Value] = {}
     for time, op in enumerate(ops):

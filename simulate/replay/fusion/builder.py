@@ -1,4 +1,7 @@
-"""Builder of one rank's operations, with common-subexpression elimination and constant folding."""
+"""Builder of one rank's operations, with common-subexpression elimination and constant folding.
+
+A value is an array that is written once, a view a strided part of it (`simulate.replay.fusion.graph`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _LARGE_CONSTANT = 1 << 12
 
 
 class Builder:
-    """Operations added so far, in program order, and all values."""
+    """List of one rank's operations in program order, and of all values."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -42,13 +45,16 @@ class Builder:
         array: np.ndarray | None = None,
         storage: Storage | None = None,
     ) -> Value:
-        """Add a new value."""
+        """Append a new value and return it; no operation writes it yet."""
         new_value = Value(len(self.values), location, shape, dtype, -1, array, storage)
         self.values.append(new_value)
         return new_value
 
     def add_constant(self, array: np.ndarray, dtype: DType | np.dtype[Any]) -> View:
-        """Return a view of a constant array; small equal constants share one value."""
+        """Return a view of a constant with an array's contents; small equal constants share one value.
+
+        An array that repeats one element (strides 0) becomes a view with strides 0 of one element.
+        """
         if array.size > 1 and not any(array.strides):  # one number, repeated
             element = self.add_constant(array.reshape(-1)[:1].copy(), dtype)
             return View(element.value, 0, array.shape, (0,) * array.ndim)
@@ -63,7 +69,16 @@ class Builder:
     def add_op(
         self, opcode: Opcode, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]
     ) -> View:
-        """Return the result of an operation; add the operation unless an equal one was added before."""
+        """Return the view of an operation's one result; the operation is appended unless an equal one exists.
+
+        The result is a new buffer, or a constant if all operands are constants.
+
+        Args:
+            opcode: What the operation computes.
+            reads: The operands.
+            shape: The shape of the result.
+            dtype: The dtype of the result.
+        """
         key = (opcode, shape, str(dtype), *(identify(view) for view in reads))
         known = self._known.get(key)
         if known is None:
@@ -76,7 +91,7 @@ class Builder:
         reads: Sequence[View],
         results: Sequence[tuple[tuple[int, ...], DType | np.dtype[Any]]],
     ) -> list[View]:
-        """Add an operation with new result buffers; compute it now if all its operands are constants.
+        """Append an operation with a new buffer for each result; if all operands are constants, compute it now instead.
 
         Args:
             opcode: What the operation computes.
@@ -104,22 +119,23 @@ class Builder:
     def append(
         self, opcode: Opcode, reads: Sequence[View], writes: Sequence[View], has_effects: bool = False
     ) -> None:
-        """Add an operation that writes to existing values."""
+        """Append an operation that writes to existing values, and set their `ready`."""
         sequence = self.sequence
         for view in writes:
             view.value.ready = sequence
         self.ops.append(Op(opcode, tuple(reads), tuple(writes), sequence, has_effects))
 
     def roll_back(self, sequence: int) -> None:
-        """Remove the operations whose sequence number is at least `sequence`."""
+        """Remove the operations whose sequence number is at least `sequence`; their values stay in `values`."""
         del self.ops[sequence:]
         self._known = {key: value for key, value in self._known.items() if value.ready < sequence}
 
     def gather_view(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """Return a view of elements in the dtype of their values.
+        """Return a view of the elements of a provenance, in the dtype of the values that they are copies of.
 
-        Elements of several values are copied to a new buffer, once for equal provenance. If their dtypes differ, the
-        buffer has `dtype`.
+        Elements that no strided view of one value has are copied to a new buffer, once for equal provenance. If their
+        dtypes differ, the buffer has `dtype`. Raises NotFused if an element was written by no instruction, or there
+        are too many views.
         """
         view = as_view(provenance, self.values)
         if view is not None:
@@ -139,11 +155,14 @@ class Builder:
         return target
 
     def read(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """Return a view of elements, converted to `dtype`."""
+        """Return a view of a provenance's elements in `dtype`, which an operation converts; see `gather_view`."""
         return self.convert(self.gather_view(provenance, dtype), dtype)
 
     def convert(self, view: View, dtype: DType | np.dtype[Any]) -> View:
-        """Return a view of the same elements in `dtype`; the only conversion is from narrow dtypes to float32."""
+        """Return a view of the same elements in `dtype`; an operation widens elements of another dtype to float32.
+
+        Fails an assertion for any other conversion.
+        """
         element = dtype.storage if isinstance(dtype, DType) else dtype
         if view.value.element == element:
             return view
@@ -151,12 +170,12 @@ class Builder:
         return self.add_op(Widen(view.value.dtype), [view], view.shape, float32)
 
     def list_dtypes(self, provenance: Provenance) -> list[DType | np.dtype[Any]]:
-        """Return the dtypes of the values that the elements are copies of."""
+        """Return the dtypes of the values that the elements of a provenance are copies of."""
         return [value.dtype for value in find_source_values(provenance, self.values)]
 
 
 def read_constant(view: View) -> np.ndarray:
-    """Return the elements of a view of a constant, without a copy."""
+    """Return the elements of a view of a constant as a NumPy view."""
     array = view.value.array
     assert array is not None
     width = array.itemsize

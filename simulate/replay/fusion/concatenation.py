@@ -18,7 +18,7 @@ class Order(Enum):
 
 
 def join_views(first: View, second: View, axis: int) -> View | None:
-    """Return one view of two views that are adjacent along an axis; None if they are not adjacent."""
+    """Return one view of two views of a value that are adjacent along an axis; None if they are not."""
     if first.value is not second.value:
         return None
     step = second.offset - first.offset
@@ -41,7 +41,10 @@ def join_views(first: View, second: View, axis: int) -> View | None:
 
 
 def concatenate_views(views: Sequence[View], axis: int, order: Order) -> View | None:
-    """Return one view of several views along an axis; None if the views do not form one matrix in this order."""
+    """Return one view of the concatenation of views along an axis, without copies.
+
+    Returns None if they are not adjacent, or not evenly interleaved, in one value.
+    """
     if order is Order.interleaved:
         return _interleave_views(views, axis)
     operand: View | None = views[0]
@@ -51,6 +54,7 @@ def concatenate_views(views: Sequence[View], axis: int, order: Order) -> View | 
 
 
 def _interleave_views(views: Sequence[View], axis: int) -> View | None:
+    """Return one view of views that interleave evenly along an axis, in order; None if they do not."""
     first, count = views[0], len(views)
     step, remainder = divmod(first.strides[axis], count)
     if remainder or step <= 0 or first.shape[axis] == 1:
@@ -87,7 +91,7 @@ def split_view(view: View, extents: Sequence[int], axis: int, order: Order) -> l
 def concatenate_by_copies(
     builder: Builder, views: Sequence[View], axis: int, order: Order, sequence: float, ops: list[Op]
 ) -> View | None:
-    """Concatenate views in a new buffer by copies.
+    """Concatenate matrices in a new buffer by copies, which are appended to `ops`.
 
     Args:
         builder: The builder of the new buffer.

@@ -1,4 +1,4 @@
-"""Passes that eliminate dead code, copies of results, and copies that concatenate."""
+"""Passes that eliminate dead code, copies of results, and copies that concatenate; each changes `builder.ops`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulate.replay.fusion.opcodes import Copy
 
 
 def eliminate_dead_code(builder: Builder) -> None:
-    """Remove operations without effects whose results no remaining operation reads."""
+    """Remove operations without effects of whose results no remaining operation reads any."""
     needed: set[int] = set()
     kept: list[Op] = []
     for op in reversed(builder.ops):
@@ -64,9 +64,12 @@ def eliminate_result_copies(builder: Builder, results: dict[int, Storage]) -> in
 
 
 def eliminate_concatenations(builder: Builder) -> int:
-    """Replace values that copies concatenate from pieces of one buffer; return the number of copies removed.
+    """Replace values that copies concatenate from parts of one buffer by views of that buffer.
 
-    Matmul fusion and the elimination of copies leave such values: pieces that were separate values are adjacent now.
+    Matmul fusion and the elimination of copies leave such values: parts that were separate values are adjacent now.
+
+    Returns:
+        The number of copies that were removed.
     """
     def_use = DefUse(builder.ops)
     removed: set[int] = set()
@@ -84,7 +87,12 @@ def eliminate_concatenations(builder: Builder) -> int:
 
 
 def _find_concatenated_source(value: Value, copies: Sequence[Op]) -> View | None:
-    """Return the view of another buffer that equals a value which `copies` concatenate; None if there is none."""
+    """Return a view of another buffer with the elements of a value; None if there is none.
+
+    Args:
+        value: The value.
+        copies: All operations that write it; each must be a copy of a part of one buffer.
+    """
     if value.location is not ValueLocation.buffer or not copies:
         return None
     if not all(isinstance(op.opcode, Copy) and not op.has_effects for op in copies):
@@ -130,7 +138,7 @@ def _unravel_offset(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def merge_dims(view: View) -> View:
-    """Return a view of the same elements in the same order, with as few dims as possible."""
+    """Return a view of the same elements in the same order, with as few dims as possible and at least one."""
     shape: list[int] = []
     strides: list[int] = []
     for extent, stride in zip(view.shape, view.strides):

@@ -1,4 +1,9 @@
-"""Execution of rewritten programs: numpy calls whose operands are bound to arrays."""
+"""Execution of rewritten programs: numpy calls whose operands are bound to arrays.
+
+To bind an operand is to put a NumPy view into the argument list of its call. Buffers are bound when the host memory
+changes, memory values when a launch has other arrays. The calls of a rank are cut into segments between its
+rendezvous.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,11 @@ _Slot = tuple[list[Any], int, tuple[int, ...], "np.dtype[Any]", int, tuple[int, 
 
 @dataclass(frozen=True)
 class FusionReport:
-    """Counts of one rank's program; `matmuls_fused` is the number of matmuls that fusion removed."""
+    """Counts of one rank's program.
+
+    instructions: recorded instructions. calls: numpy calls and rendezvous. matmuls_fused: matmuls that fusion
+    removed. unlowered: instructions that run as recorded.
+    """
 
     instructions: int
     calls: int
@@ -44,11 +53,22 @@ class FusionReport:
 
 
 class _RankProgram:
-    """Numpy calls of one rank, in segments between its rendezvous."""
+    """Numpy calls of one rank, in segments between its rendezvous; `size` is the bytes of its buffers."""
 
     def __init__(
         self, recorded: Recorded, external: Sequence[Storage], inputs: set[int], narrow: bool
     ) -> None:
+        """Rewrite the recorded plans of a rank by all passes.
+
+        Args:
+            recorded: The plans.
+            external: The storages of arguments, constants and results.
+            inputs: The ids of the storages of all ranks' arguments.
+            narrow: Whether a library multiplies bfloat16 matrices without widening them.
+
+        Raises:
+            NotFused: The program cannot be rewritten.
+        """
         lowering = Lowering(recorded, external)
         builder = lowering.run()
         eliminate_dead_code(builder)
@@ -82,6 +102,7 @@ class _RankProgram:
         )
 
     def _add_op(self, op: Op) -> None:
+        """Append the calls of an operation to the last segment; a rendezvous begins a new segment."""
         if isinstance(op.opcode, Unlowered):
             plan = op.opcode.plan
             self._unlowered_tiles += list_operands(plan)
@@ -98,6 +119,7 @@ class _RankProgram:
             self.segments[-1].append((function, arguments))
 
     def _add_operand(self, arguments: list[Any], position: int, view: View) -> None:
+        """Note where an operand has to be bound: a constant now, buffers and memory values later."""
         if view.value.location is ValueLocation.constant:
             arguments[position] = read_constant(view)
         elif view.value.location is ValueLocation.buffer:
@@ -110,12 +132,12 @@ class _RankProgram:
             )
 
     def bind_buffers(self, block: np.ndarray, start: int) -> None:
-        """Bind the buffers to the bytes of a block, beginning at byte `start`."""
+        """Bind all operands in buffers to bytes of `block` from byte `start` on."""
         for arguments, position, shape, element, offset, strides in self._buffers:
             arguments[position] = np.ndarray(shape, element, block, start + offset, strides)
 
     def release(self) -> None:
-        """Drop the arrays of all memory values until the next `bind_memory`."""
+        """Drop the arrays of all operands in memory until the next `bind_memory`."""
         self._bound.clear()
         for slots in self._slots.values():
             for arguments, position, *_ in slots:
@@ -124,7 +146,10 @@ class _RankProgram:
             tile.forget_array()
 
     def bind_memory(self) -> None:
-        """Bind memory values to the current arrays of their storages."""
+        """Bind all operands in memory to the arrays that their storages have now.
+
+        Storages that only the program uses get bytes first, if they have none.
+        """
         for storage in self._temporary:
             array = self._bound.get(id(storage))
             if array is None:
@@ -151,7 +176,7 @@ def _compute_layout(view: View, start: int) -> tuple[tuple[int, ...], np.dtype[A
 
 
 class Fused:
-    """Rewritten program of all ranks."""
+    """Rewritten program of all ranks; `reports` has the counts of each rank."""
 
     def __init__(
         self,
@@ -183,14 +208,15 @@ class Fused:
         self.reports = [rank.report for rank in self._ranks]
 
     def release(self) -> None:
-        """Drop the arrays of the last launch on every rank."""
+        """Drop the arrays of arguments and results of the last run, on every rank."""
         for rank in self._ranks:
             rank.release()
 
     def run(self, peers: Processes | None = None) -> None:
-        """Run the calls on the arrays to which the storages of arguments and results are bound.
+        """Run the calls of all ranks on the arrays to which the storages of arguments and results are bound.
 
-        `peers` are the processes of the other ranks, or None if this process has all ranks.
+        Args:
+            peers: The processes of the other ranks, or None if this process has all ranks.
         """
         block = self._memory.reserve(sum(rank.size for rank in self._ranks))
         if block is not self._block:
@@ -223,12 +249,16 @@ class Fused:
 
 
 def _execute_recorded(plan: Plan, accumulate_mask: Any) -> None:
-    """Execute an unlowered instruction; drop float32 conversions first, as other calls may have written its tiles."""
+    """Execute an unlowered instruction on its tiles' bytes, without cached float32 copies of them.
+
+    Other calls may have written these bytes since they were cached.
+    """
     for tile in plan.reads:
         tile.storage.float_views.clear()
     execute_again(plan, accumulate_mask, {}, 0)
 
 
 def _run_calls(steps: list[NumpyCall]) -> None:
+    """Call each function with its arguments, in order."""
     for function, arguments in steps:
         function(*arguments)

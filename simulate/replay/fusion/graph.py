@@ -19,11 +19,11 @@ from simulate.numerics import DType
 
 
 class NotFused(Exception):
-    """Reason why a recorded program cannot be rewritten."""
+    """Exception with the reason why a recorded program cannot be rewritten."""
 
 
 class ValueLocation(Enum):
-    """Location of the bytes of a value."""
+    """Where the bytes of a value are: a constant array, the bytes of a storage ("memory"), or a temporary buffer."""
 
     constant = "constant"
     memory = "memory"
@@ -32,7 +32,11 @@ class ValueLocation(Enum):
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """Array that is written once; `ready` is the sequence number of the operation that completes it."""
+    """Array that is written once.
+
+    number: index in `Builder.values`. ready: sequence number of the operation that completes the value; -1 if it
+    exists before all operations. array: the contents of a constant. storage: the storage of a memory value.
+    """
 
     number: int
     location: ValueLocation
@@ -61,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Strided view of a value; offset and strides count elements."""
+    """Strided view of a value; offset and strides are in elements."""
 
     value: Value
     offset: int
@@ -70,7 +74,7 @@ class View:
 
     @classmethod
     def full(cls, value: Value) -> View:
-        """Return the view of all elements of a value, in order."""
+        """Return the view of all elements of a value, in row-major order."""
         return cls(value, 0, value.shape, views.row_major(value.shape))
 
     @property
@@ -87,21 +91,26 @@ class View:
         return View(self.value, self.offset, self.shape[::-1], self.strides[::-1])
 
     def cut(self, slices: tuple[slice, ...]) -> View:
-        """Return the view of a box; each slice has a start and a stop and no step."""
+        """Return the view of a box, one slice per dim; each slice has a start and a stop and no step."""
         offset = self.offset + sum(s.start * stride for s, stride in zip(slices, self.strides))
         return View(self.value, offset, tuple(s.stop - s.start for s in slices), self.strides)
 
 
 class Opcode(Protocol):
-    """Function that an operation computes; equal opcodes on equal views have equal results."""
+    """Kind of an operation with its parameters; equal opcodes on equal views give equal results."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """Return the numpy calls as (function, arguments); `writes` and `reads` are among the arguments."""
+        """Return the numpy calls that compute an operation, as (function, arguments); nothing is called.
+
+        Args:
+            writes: One array or View per result, which the calls write in place.
+            reads: One array or View per operand.
+        """
 
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """Operation on views; operations run in the order of `sequence`."""
+    """Operation: opcode, operands and results; operations run in the order of `sequence`."""
 
     opcode: Opcode
     reads: tuple[View, ...]
@@ -112,7 +121,7 @@ class Op:
 
 
 class DefUse:
-    """Operations that write (define) and read (use) each value."""
+    """Index of the operations that write (define) and read (use) each value."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self._readers: dict[int, list[Op]] = {}
@@ -121,7 +130,7 @@ class DefUse:
             self.add(op)
 
     def add(self, op: Op) -> None:
-        """Register the operands and results of an operation."""
+        """Add an operation to the index."""
         for view in op.reads:
             self._readers.setdefault(view.value.number, []).append(op)
         for view in op.writes:
@@ -145,7 +154,10 @@ class DefUse:
         )
 
     def substitute(self, value: Value, target: View) -> None:
-        """Replace every view of a value by a view of the target's elements; `can_substitute` must hold."""
+        """Replace, in all operations, every view of a value by the view of the target's elements at the same positions.
+
+        `can_substitute` must hold. The operations are changed in place.
+        """
 
         def move_view(view: View) -> View:
             substitute = rebase(view, target)
@@ -155,12 +167,14 @@ class DefUse:
         self._replace(value, move_view, target.value.number)
 
     def move(self, value: Value, target: Value, offset: int) -> None:
-        """Replace every view of a value by a view of the target's elements from `offset` on."""
+        """Replace, in all operations, every view of a value by the view of `target` from element `offset` on."""
         self._replace(
             value, lambda view: View(target, offset + view.offset, view.shape, view.strides), target.number
         )
 
     def _replace(self, value: Value, move_view: Callable[[View], View], target_number: int) -> None:
+        """Replace every view of a value, in all operations, by `move_view(view)`, a view of value `target_number`."""
+
         def replace_view(view: View) -> View:
             return move_view(view) if view.value is value else view
 
@@ -171,9 +185,10 @@ class DefUse:
 
 
 def rebase(view: View, target: View) -> View | None:
-    """Return a view of a contiguous buffer of the target's shape as a view of the target's value.
+    """Return a view of an array of the target's shape as a view of the target's value.
 
-    Each stride of the view is a sum of steps along the dims of the buffer. Returns None if an index would leave its
+    `view` has offset and strides of a contiguous array, whose element at an index is the target's at the same index.
+    Each stride of the view is a sum of steps along the dims of the array. Returns None if an index would leave its
     dim or if a stride is negative.
     """
     shape, old = target.shape, views.row_major(target.shape)
@@ -195,6 +210,7 @@ def rebase(view: View, target: View) -> View | None:
 
 
 def _split_offset(number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+    """Return the index, one number per dim, of an element of a contiguous array."""
     digits = []
     for extent, stride in zip(shape, strides):
         digit = number // stride if extent > 1 else 0

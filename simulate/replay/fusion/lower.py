@@ -1,9 +1,10 @@
 """Lowering of the recorded plans of one rank to operations between values.
 
-A tile on chip has no bytes here, only the provenance of its elements. Loads, copies, transposes and exact casts change
-provenance alone; an operation reads an element from the value that computed it. Two kinds of storage keep their bytes
-and are *memory* values: arguments and results in HBM, and tensors that an instruction addresses at run time or views
-as another dtype. Instructions that operations cannot express stay *unlowered* and run as recorded, on memory.
+A value is an array that is written once. A tile on chip has no bytes here, only the provenance of its elements: the
+values that they are copies of. Loads, copies, transposes and exact casts change provenance alone; an operation reads
+an element from the value that computed it. Two kinds of storage keep their bytes and are *memory* values: arguments
+and results in HBM, and tensors that an instruction addresses at run time or views as another dtype. Instructions that
+operations cannot express stay *unlowered* and run as recorded, on memory. A *dynamic* tile has a run-time index.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Recorded = Sequence[tuple[Plan, Any, bool]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unlowered:
-    """Instruction that runs as recorded, on its tiles; `accumulate_mask` is that of `run.execute.execute_again`."""
+    """Opcode of an instruction that runs as recorded; `accumulate_mask` has the PSUM elements that a matmul adds to."""
 
     plan: Plan
     accumulate_mask: Any
@@ -54,14 +55,14 @@ class Unlowered:
 
 @dataclass
 class Writes:
-    """Positions of the plans that write a storage, and the byte range [start, end) of each write."""
+    """Writes to one storage, in program order: the position of each plan, and its byte range [start, end)."""
 
     positions: list[int]
     spans: list[tuple[int, int]]
 
 
 class Lowering:
-    """Lowering of one rank's plans."""
+    """Lowering of one rank's plans; `memory` has the storages that keep their bytes, by id."""
 
     def __init__(self, recorded: Recorded, external: Sequence[Storage]) -> None:
         """Find the storages that keep their bytes.
@@ -90,8 +91,8 @@ class Lowering:
         """Lower every plan and return the builder with the operations.
 
         Raises:
-            NotFused: An operand has elements that no instruction wrote or consists of too many views, or an instruction
-                with state cannot be lowered.
+            NotFused: An operand has elements that no instruction wrote or consists of too many views, or an
+                instruction with state cannot be lowered.
         """
         for position, (plan, accumulate_mask, _) in enumerate(self._recorded):
             self._position = position
@@ -105,7 +106,8 @@ class Lowering:
     def find_results_written_once(self, inputs: set[int]) -> dict[int, Storage]:
         """Return the memory storages, by id, whose elements are written at most once and never read.
 
-        `inputs` are the ids of the arguments' storages, which are excluded.
+        Args:
+            inputs: The ids of the arguments' storages, which are left out.
         """
         results: dict[int, Storage] = {}
         for key, storage in self.memory.items():
@@ -123,6 +125,7 @@ class Lowering:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def _find_memory(self) -> None:
+        """Add to `memory` the storages of unlowered instructions, dynamic tiles, and tiles viewed as another dtype."""
         for (plan, _, _), unlowered in zip(self._recorded, self._is_unlowered):
             for tile in (*plan.reads, *plan.writes):
                 if unlowered or tile.dynamic is not None or tile.dtype is not tile.storage.dtype:
@@ -132,6 +135,7 @@ class Lowering:
                     self.memory[id(index.storage)] = index.storage
 
     def _find_writes(self) -> dict[int, Writes]:
+        """Return the writes to each storage in `memory`, by the storage's id."""
         writes_by_storage: dict[int, Writes] = {}
         for position, (plan, _, _) in enumerate(self._recorded):
             for tile in plan.writes:
@@ -142,7 +146,7 @@ class Lowering:
         return writes_by_storage
 
     def _get_memory_value(self, tile: NkiTensor) -> Value:
-        """Return the memory value of a tile's storage at this position; a write begins a new value."""
+        """Return the memory value of a tile's storage at the current plan; each write to a storage makes a new one."""
         storage = tile.storage
         writes = self._writes.get(id(storage))
         version = bisect_left(writes.positions, self._position) if writes else 0
@@ -155,7 +159,7 @@ class Lowering:
         return value
 
     def _can_be_overwritten(self, tile: NkiTensor) -> bool:
-        """Return whether the bytes of a tile may be written at this position or later."""
+        """Return whether the current or a later plan may write bytes of a tile."""
         writes = self._writes.get(id(tile.storage))
         if writes is None:
             return False
@@ -164,7 +168,10 @@ class Lowering:
         return any(first < end and start < last for first, last in writes.spans[later:])
 
     def _read(self, tile: NkiTensor) -> Provenance:
-        """Return the provenance of a tile at this position; memory that is overwritten later is copied first."""
+        """Return the provenance of a tile at the current plan.
+
+        Adds an operation for a dynamic tile, and a copy for memory that may be overwritten later.
+        """
         if tile.dynamic is not None:
             self.read_memory.add(id(tile.storage))
             tensor = _flatten(self._get_memory_value(tile))
@@ -181,6 +188,12 @@ class Lowering:
         return Provenance(view)
 
     def _write(self, tile: NkiTensor, result: Tracer) -> None:
+        """Record a result as the new provenance of a tile; for memory, append operations that store it.
+
+        Args:
+            tile: The destination.
+            result: All its elements, in the tile's dtype.
+        """
         provenance = result.provenance.reshape(tile.shape)
         if id(tile.storage) not in self.memory:
             self._provenance.write(tile, provenance)
@@ -204,7 +217,7 @@ class Lowering:
         self._last_stores[id(tile.storage)] = self.builder.sequence - 1
 
     def _read_index(self, tile: NkiTensor) -> View:
-        """Return the run-time indices of a dynamic tile."""
+        """Return a view of the run-time indices of a dynamic tile."""
         assert tile.dynamic is not None
         index = tile.dynamic.index
         return self.builder.read(self._read(index), index.dtype)
@@ -212,7 +225,10 @@ class Lowering:
     # -- instructions -------------------------------------------------------------------------------------------
 
     def _leave_unlowered(self, plan: Plan, accumulate_mask: Any) -> None:
-        """Leave an instruction unlowered; all its tiles are memory. Raises NotFused for an instruction with state."""
+        """Append an instruction as unlowered; all its tiles must be memory.
+
+        Raises NotFused for an instruction that uses state of the core, such as a random generator.
+        """
         if plan.state is not None:
             raise NotFused("an instruction with state writes a part of its result, or at run-time addresses")
         for tile in list_operands(plan):
@@ -222,7 +238,7 @@ class Lowering:
             self._last_stores[id(tile.storage)] = self.builder.sequence - 1
 
     def _lower(self, plan: Plan, accumulate_mask: Any) -> None:
-        """Lower an instruction to its numpy calls, or to one call of its `compute` where that cannot be traced."""
+        """Append the numpy calls of an instruction's `compute`; one call of `compute` itself if it is untraceable."""
         as_float = plan.domain is Domain.float32
         operands = [self._read_operand(tile, as_float) for tile in plan.reads]
         state = None if plan.state is None else self._get_state(plan.state)
@@ -256,6 +272,7 @@ class Lowering:
             self._write(tile, result)
 
     def _read_operand(self, tile: NkiTensor, as_float: bool) -> Tracer:
+        """Return a tile as an operand of `compute`: in float32 if `as_float`, else in the tile's dtype."""
         provenance, dtype = self._read(tile), tile.dtype
         if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
             return Tracer(self.builder, provenance, dtype if dtype.storage != np.float32 else float32)
@@ -266,7 +283,7 @@ class Lowering:
         return Tracer(self.builder, Provenance(widened), float32)
 
     def _round_to_tile(self, tile: NkiTensor, result: Tracer, as_float: bool) -> Tracer:
-        """Return a result in the dtype of its tile, rounded unless all elements have that dtype already.
+        """Return a result in the dtype of its tile; an operation rounds it unless it consists of copies in that dtype.
 
         Raises:
             Untraceable: The result has another size or another dtype than a plain write needs.
@@ -286,7 +303,13 @@ class Lowering:
         return Tracer(self.builder, Provenance(narrow), dtype)
 
     def _merge_masked(self, result: Any, tile: NkiTensor | None, as_float: bool) -> Tracer:
-        """Return all elements of a tile after a result is written; a masked result keeps the unselected elements."""
+        """Return the elements of a tile after a result is written; a Masked leaves unselected elements unchanged.
+
+        Args:
+            result: An array, tracer or Masked.
+            tile: The destination, None for the next state of the core.
+            as_float: Whether the plan computes in float32.
+        """
         if not isinstance(result, Masked):
             return as_tracer(self.builder, result)
         assert tile is not None, "the state is written whole"
@@ -295,11 +318,13 @@ class Lowering:
         return np.where(chosen.reshape(tile.shape), values.reshape(tile.shape), before)  # type: ignore[no-any-return,call-overload]
 
     def _accumulate(self, tile: NkiTensor, product: Tracer) -> Tracer:
+        """Return a matmul's product added to the present float32 elements of a tile in PSUM."""
         before = Tracer(self.builder, self._read(tile).reshape(product.shape), float32)
         total: Tracer = before + product
         return total
 
     def _get_state(self, core_state: State) -> Tracer:
+        """Return the present state of the core, such as a random generator; at first the initial constant."""
         state = self._states.get(core_state)
         if state is None:
             initial = core_state.initial(128)
@@ -309,6 +334,7 @@ class Lowering:
     def _call_compute(
         self, plan: Plan, accumulate_mask: Any, operands: list[Tracer], state: Tracer | None
     ) -> None:
+        """Append one call of an instruction's `compute`, and record its results as those of the tiles and the state."""
         arguments = operands if state is None else [state, *operands]
         reads = [self.builder.read(argument.provenance, argument.value_dtype) for argument in arguments]
         results: list[Any] = [(tile.shape, tile.dtype) for tile in plan.writes]
@@ -323,6 +349,13 @@ class Lowering:
 
 
 def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
+    """Return whether an instruction must stay unlowered.
+
+    Args:
+        plan: The plan.
+        accumulate_mask: PSUM elements that a matmul adds to: True, False, a mask, or None for other instructions.
+        masked: Whether the instruction wrote only some elements, in a way that cannot be traced.
+    """
     dynamic = any(
         tile.dynamic is not None
         and (
@@ -357,19 +390,20 @@ def _is_masked_choice(plan: Plan) -> bool:
 
 
 def _build_dynamic_view(tile: NkiTensor) -> DynamicView:
+    """Return the layout of a tile with a run-time index."""
     dynamic = tile.dynamic
     assert dynamic is not None
     return DynamicView(tile.shape, tile.strides, tile.offset, dynamic.step, dynamic.extent, tile.describe())
 
 
 def _flatten(memory: Value) -> View:
-    """Return the view of all elements of a memory value, as one dim."""
+    """Return a view of one dim of all elements of a memory value."""
     assert memory.storage is not None
     return View(memory, 0, (memory.storage.nbytes // memory.element.itemsize,), (1,))
 
 
 def _compute_span(tile: NkiTensor) -> tuple[int, int]:
-    """Return the byte range [start, end) that a tile may touch; a dynamic tile may touch its whole storage."""
+    """Return the byte range [start, end) of its storage that a tile may touch; all bytes for a dynamic tile."""
     if tile.dynamic is not None:
         return 0, tile.storage.nbytes
     width = tile.dtype.storage.itemsize

@@ -20,7 +20,7 @@ from simulate.replay.fusion.opcodes import Matmul
 
 
 def fuse_matmuls(builder: Builder) -> int:
-    """Fuse the matmuls of a program; return by how many their number fell."""
+    """Fuse the matmuls of a program, which changes `builder.ops`; returns by how many their number fell."""
     count_before = sum(isinstance(op.opcode, Matmul) for op in builder.ops)
     fuse_accumulation_groups(builder)
     _fuse_adjacent(builder, shared=0, axis=1)
@@ -31,7 +31,10 @@ def fuse_matmuls(builder: Builder) -> int:
 def _fuse_adjacent(builder: Builder, shared: int, axis: int) -> None:
     """Fuse matmuls that share an operand and whose other operands are adjacent along an axis, or all interleaved.
 
-    `shared` is the position of the shared operand, 0 or 1, and `axis` that of the other operand and its axis.
+    Args:
+        builder: The program, whose operations are changed.
+        shared: The position of the shared operand: 0 for the left one, 1 for the right one.
+        axis: The position of the other operand, and the axis along which it is concatenated: 1 or 0.
     """
     def_use = DefUse(builder.ops)
     groups: dict[Any, list[Op]] = {}
@@ -61,9 +64,9 @@ def _fuse_adjacent(builder: Builder, shared: int, axis: int) -> None:
 
 
 def find_issue_point(run: Sequence[Op], def_use: DefUse) -> float | None:
-    """Return the sequence number of the first member at which all operands are ready and no result is read yet.
+    """Return the sequence number of the first matmul of `run` at which one matmul may replace all of them.
 
-    Returns None if there is no such member.
+    All operands must be ready by then, and no result read yet. Returns None if there is no such matmul.
     """
     ready = max((_find_ready(view, def_use) for op in run for view in op.reads), default=-1.0)
     first_read = min(
@@ -76,6 +79,7 @@ def find_issue_point(run: Sequence[Op], def_use: DefUse) -> float | None:
 
 
 def _find_ready(view: View, def_use: DefUse) -> float:
+    """Return the sequence number after which all elements of a view's value are written."""
     return max([view.value.ready, *(op.sequence for op in def_use.get_writers(view.value))])
 
 
@@ -88,10 +92,19 @@ def _fuse_run(
     order: Order,
     def_use: DefUse,
 ) -> set[int]:
-    """Replace a run of matmuls by one matmul with the concatenated operand.
+    """Replace matmuls by one matmul with a concatenated operand; their results become views of its result.
+
+    Args:
+        builder: The program.
+        run: The matmuls, in the order of concatenation; nothing happens for fewer than two.
+        operand: The concatenated operand; nothing happens for None.
+        shared: The position of the operand that all of them share.
+        axis: The axis of concatenation.
+        order: How the operands are concatenated.
+        def_use: The index of the program's operations, which is updated.
 
     Returns:
-        The ids of the operations that the caller has to remove; empty if the run cannot be fused.
+        The ids of the operations that the caller has to remove; empty if the matmuls cannot be fused.
     """
     if len(run) < 2 or operand is None:
         return set()

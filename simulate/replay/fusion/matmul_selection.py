@@ -1,4 +1,8 @@
-"""Selection of matmuls: every matmul gets operands that BLAS takes, and the fastest implementation for them."""
+"""Selection of matmuls: every matmul gets operands that BLAS takes, and the fastest implementation for them.
+
+A narrow operand has elements of fewer bytes than float32, and to widen is to convert to float32. A blocked matmul
+widens an operand block by block in scratch (`blocked_matmul`); a narrow matmul needs no widening (`narrow_matmul`).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,14 @@ from simulate.replay.fusion.opcodes import Copy, Matmul, Widen
 
 
 def select_matmuls(builder: Builder, narrow: bool) -> None:
-    """Give matmuls operands that BLAS takes: one stride is 1, and the dtype is float32 unless a library takes bfloat16.
+    """Choose an implementation for every matmul, and copy operands that it cannot take; changes `builder.ops`.
 
-    A large narrow operand is widened block by block inside the matmul. With `narrow`, a library multiplies bfloat16
-    matrices without widening.
+    Operands of BLAS have stride 1 along an axis, and dtype float32 unless a library takes bfloat16. A large narrow
+    operand is widened block by block inside the matmul.
+
+    Args:
+        builder: The program.
+        narrow: Whether a library may multiply bfloat16 matrices without widening.
     """
     packed_views: dict[tuple[object, ...], View] = {}
     ops: list[Op] = []
@@ -58,7 +66,7 @@ def select_matmuls(builder: Builder, narrow: bool) -> None:
 
 
 def _find_large_narrow(op: Op) -> int | None:
-    """Return the position of the operand to widen in blocks: the largest narrow operand of more than LARGE elements.
+    """Return the position, 0 or 1, of the largest narrow operand of more than LARGE elements, to widen in blocks.
 
     Returns None if there is none.
     """
@@ -71,7 +79,10 @@ def _find_large_narrow(op: Op) -> int | None:
 
 
 def _block_matmul(builder: Builder, op: Op, blocked: int) -> None:
-    """Make a matmul widen an operand in blocks; a left operand becomes the right one, as (A @ B).T = B.T @ A.T."""
+    """Make a matmul widen its operand at position `blocked` in blocks, in a new scratch buffer.
+
+    A left operand becomes the right one by transposition, as (A @ B).T = B.T @ A.T.
+    """
     if blocked == 0:
         transpose_matmul(op)
     left, right = op.reads
@@ -82,7 +93,10 @@ def _block_matmul(builder: Builder, op: Op, blocked: int) -> None:
 
 
 def _pack_by_copy(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:
-    """Append a contiguous copy of a matrix to `ops` and return its view; the copy is float32 unless `narrow`."""
+    """Append a contiguous copy of a matrix to `ops` and return its view, of the matrix's shape.
+
+    The copy is transposed in memory if the matrix is column-major; it is float32 unless `narrow`.
+    """
     is_transposed = abs(view.strides[0]) < abs(view.strides[1])
     source = view.transpose() if is_transposed else view
     wide = not narrow and source.value.element != np.float32
@@ -93,6 +107,7 @@ def _pack_by_copy(builder: Builder, view: View, narrow: bool, sequence: float, o
 
 
 def _is_blas_layout(view: View) -> bool:
+    """Return whether BLAS takes a matrix: stride 1 along one axis, and rows or columns that do not overlap."""
     (rows, columns), (down, right) = view.shape, view.strides
     if rows == 1 or columns == 1:
         return (down if columns == 1 else right) == 1 or rows == columns

@@ -1,4 +1,8 @@
-"""Matmuls of bfloat16 matrices without widening: a library multiplies them, with float32 sums."""
+"""Matmuls with bfloat16 matrices that a library multiplies without widening them to float32; sums are float32.
+
+The libraries are oneMKL and torch (`simulate.replay.fusion.speed`). A float32 operand of a bfloat16 one is split into
+three bfloat16 terms, whose products are added.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,10 @@ _TORCH_ROWS_MIN = 64
 
 @dataclass(frozen=True, slots=True)
 class NarrowMatmul:
-    """Matmul of bfloat16 matrices with float32 sums."""
+    """Opcode of a matmul of two bfloat16 matrices with float32 sums and a float32 result."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of oneMKL or torch."""
+        """Return the one call, of oneMKL if it is there, else of torch."""
         left, right = reads
         out = writes[0]
         if speed.has_onemkl():
@@ -47,7 +51,7 @@ class NarrowMatmul:
 
 @dataclass(frozen=True, slots=True)
 class SplitMatmul:
-    """Matmul of a float32 and a bfloat16 matrix; all results but the first are scratch for a block of rows."""
+    """Opcode of a matmul of a float32 and a bfloat16 matrix; results after the first are scratch for `multiply`."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """Return the one call, of `multiply`."""
@@ -66,7 +70,7 @@ def is_narrow_matmul(op: Op) -> bool:
 
 
 def find_narrow_operand(op: Op) -> int | None:
-    """Return the position of a large bfloat16 operand whose other operand is float32.
+    """Return the position, 0 or 1, of a bfloat16 operand of more than LARGE elements whose other operand is float32.
 
     Returns None if there is no such operand or no oneMKL.
     """
@@ -78,13 +82,19 @@ def find_narrow_operand(op: Op) -> int | None:
 
 
 def transpose_matmul(op: Op) -> None:
-    """Exchange the operands of a matmul by transposition: (A @ B).T = B.T @ A.T."""
+    """Replace a matmul C = A @ B by C.T = B.T @ A.T: operands and result become transposed views, in place."""
     op.reads = (op.reads[1].transpose(), op.reads[0].transpose())
     op.writes = (op.writes[0].transpose(),)
 
 
 def split_matmul(builder: Builder, op: Op, number: int) -> None:
-    """Make a matmul split its float32 operand; the narrow one, at position `number`, becomes the right operand."""
+    """Make a matmul split its float32 operand, with new scratch buffers; the bfloat16 one becomes the right operand.
+
+    Args:
+        builder: The program.
+        op: The matmul, which is changed.
+        number: The position of the bfloat16 operand.
+    """
     if number == 0:
         transpose_matmul(op)
     (rows, depth), columns = op.reads[0].shape, op.reads[1].shape[1]
@@ -125,14 +135,19 @@ def multiply(
 
 
 def _is_narrow(view: View) -> bool:
+    """Return whether a view has bfloat16 elements that are stored in two bytes."""
     return view.value.dtype == "bfloat16" and view.value.element.itemsize == 2
 
 
 def split_float32(values: np.ndarray, terms: np.ndarray, remainder: np.ndarray) -> None:
-    """Split float32 values [rows, depth] into three bfloat16 terms that add up to them without rounding.
+    """Split float32 values into three bfloat16 terms that add up to them without rounding.
 
-    Each term is the upper half of the remainder's bits. `terms` [3 * rows, depth] receives the terms, and `remainder`
-    [rows, depth] is scratch. The first term alone represents infinities and NaN.
+    Each term is the upper half of the remainder's bits. The first term alone represents infinities and NaN.
+
+    Args:
+        values: float32 [rows, depth].
+        terms: bfloat16 [3 * rows, depth], which receives all first terms, then all second and third ones.
+        remainder: Scratch, float32 [rows, depth].
     """
     rows = len(values)
     np.copyto(remainder, values)
@@ -149,7 +164,15 @@ def split_float32(values: np.ndarray, terms: np.ndarray, remainder: np.ndarray) 
 
 
 def _sum_terms(products: np.ndarray, out: np.ndarray) -> None:
-    """Write the sum of the products of all terms to `out`."""
+    """Write the sum of the products of all three terms to `out`.
+
+    Products of lower terms that are not finite count as 0 if a sum is not finite: a term of zero times an infinite
+    weight is NaN.
+
+    Args:
+        products: float32 [3 * rows, columns], those of the first terms first.
+        out: float32 [rows, columns].
+    """
     upper, lower = products[: len(out)], products[len(out) :]
     _add_terms(upper, lower, out)
     if not np.isfinite(out).all():  # a lower term of zero times an infinite weight is NaN
@@ -158,6 +181,7 @@ def _sum_terms(products: np.ndarray, out: np.ndarray) -> None:
 
 
 def _add_terms(upper: np.ndarray, lower: np.ndarray, out: np.ndarray) -> None:
+    """Write upper + (the sum of the two halves of `lower`) to `out`."""
     rows = len(out)
     np.add(lower[:rows], lower[rows:], out=out)
     np.add(upper, out, out=out)

@@ -1,4 +1,8 @@
-"""Opcodes of operations: each lists the numpy calls that write the results of an operation to given arrays."""
+"""Opcodes of operations: each lists the numpy calls that write the results of an operation to given arrays.
+
+`list_calls(writes, reads)` returns (function, arguments) pairs and calls nothing; see `Opcode`. A dynamic view is a
+view whose offset depends on a run-time index.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _WIDENED_BY_NUMPY = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Ufunc:
-    """Ufunc of the operands; `scalars` has (position, text, number) for operands that are no arrays."""
+    """Opcode of an element-wise ufunc; `scalars` has (position, text, number) for arguments that are no arrays."""
 
     function: np.ufunc
     scalars: tuple[tuple[int, str, Any], ...]
@@ -45,7 +49,7 @@ class Ufunc:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Reduction of the operand over `axes` by a ufunc."""
+    """Opcode of a ufunc's reduction of the operand over `axes`."""
 
     function: np.ufunc
     axes: int | tuple[int, ...]
@@ -53,7 +57,7 @@ class Reduce:
     keepdims: bool
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of the ufunc's `reduce` or, for an axis of two elements, of the ufunc."""
+        """Return the one call: of the ufunc's `reduce`, or, for an axis of two elements, of the ufunc on both."""
         if isinstance(self.axes, int) and reads[0].shape[self.axes] == 2:
             return [(_reduce_two, [self.function, self.axes, *reads, writes[0]])]
         return [(self.function.reduce, [reads[0], self.axes, self.dtype, writes[0], self.keepdims])]
@@ -61,17 +65,17 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Selection between two operands by a condition, as np.where."""
+    """Opcode of np.where: reads are the condition, the elements where it is true, and those where it is false."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return a copy of the last operand, then a copy of the second operand where the condition is true."""
+        """Return two calls: a copy of the third operand, then of the second one where the condition is true."""
         out, (condition, chosen, other) = writes[0], reads
         return [(np.copyto, [out, other]), (np.copyto, [out, chosen, "same_kind", condition])]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy of the operand."""
+    """Opcode of a copy of the operand in its dtype."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """Return the one numpy call."""
@@ -80,7 +84,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """Conversion of elements of dtype `source` to float32, exact except for integers above 2**24."""
+    """Opcode of a conversion of dtype `source` to float32, exact except for integers above 2**24."""
 
     source: DType | np.dtype[Any]
 
@@ -91,7 +95,7 @@ class Widen:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """Rounding of float32 elements to dtype `target`."""
+    """Opcode of the rounding of float32 elements to dtype `target`."""
 
     target: DType
 
@@ -104,7 +108,7 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Matmul of two float32 matrices."""
+    """Opcode of a matmul of two float32 matrices."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
         """Return the one numpy call."""
@@ -113,7 +117,11 @@ class Matmul:
 
 @dataclass(frozen=True)
 class DynamicView:
-    """View whose offset is known at run time only: an index moves the view by that many times `step` elements."""
+    """View whose offset is known at run time only: index i moves its first element to `offset + i * step`.
+
+    All numbers count elements. With several indices, one per position of the first dim, that dim's stride is 0.
+    `extent` bounds the indices.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -123,10 +131,14 @@ class DynamicView:
     description: str
 
     def check_indices(self, index: np.ndarray, count: int) -> np.ndarray:
-        """Return the indices as int64 [indices].
+        """Return the indices as a flat int64 array after checking them.
+
+        Args:
+            index: The indices.
+            count: The number of elements of the tensor.
 
         Raises:
-            OutOfBounds: The view of an index is not inside a tensor of `count` elements.
+            OutOfBounds: An index is not within `extent`, or its view not inside the tensor.
         """
         indices = index.reshape(-1).astype(np.int64)
         low, high = int(indices.min()), int(indices.max())
@@ -139,23 +151,28 @@ class DynamicView:
         return indices
 
     def compute_element_ids(self, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the positions of the selected elements, in `shape`: axes of packed views, then axes of the view."""
+        """Return the positions of the selected elements in the tensor.
+
+        Args:
+            indices: The checked indices.
+            shape: The shape of the positions: axes of packed views, then axes of the view.
+        """
         packed = shape[: len(shape) - len(self.shape)]
         starts = (indices * self.step + self.offset).reshape(*packed, -1, *(1,) * (len(self.shape) - 1))
         return get_element_ids(self.shape, self.strides) + starts
 
     def view_rows(self, tensor: np.ndarray) -> np.ndarray:
-        """Return a view of the tensor whose row i has the contiguous elements that index i selects."""
+        """Return a NumPy view of the tensor whose row i has the contiguous elements that index i selects."""
         count = (tensor.size - 1 - self.reach) // self.step + 1
         width = tensor.itemsize
         strides = (self.step * width, width)
         return np.ndarray((count, self.row), tensor.dtype, tensor, self.offset * width, strides)
 
     def view_single(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
-        """Return the view of a tensor that a single index selects, without a copy.
+        """Return the NumPy view of a tensor that a single index selects.
 
         Raises:
-            OutOfBounds: The view is not inside the tensor.
+            OutOfBounds: The index is not within `extent`, or the view not inside the tensor.
         """
         position = int(index.item())
         if not 0 <= position < self.extent:
@@ -169,13 +186,13 @@ class DynamicView:
 
     @cached_property
     def row(self) -> int:
-        """Number of elements of a row, if each partition has an index that selects one contiguous row; otherwise 0."""
+        """Number of elements that each index selects, if they are one contiguous row; otherwise 0."""
         one_row = self.step > 0 and self.strides[0] == 0 and is_row_major(self.shape[1:], self.strides[1:])
         return count_elements(self.shape[1:]) if one_row else 0
 
     @cached_property
     def reach(self) -> int:
-        """Position of the view's last element at index 0."""
+        """Position of the view's last element for index 0, which bounds the tensor's size."""
         return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
 
     @property
@@ -186,7 +203,7 @@ class DynamicView:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Read of a dynamic view."""
+    """Opcode of a read of a dynamic view; reads are the tensor, flat, and the index."""
 
     dynamic_view: DynamicView
 
@@ -197,7 +214,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Write to a dynamic view."""
+    """Opcode of a write to a dynamic view; reads are the values and the index, the result is the tensor, flat."""
 
     dynamic_view: DynamicView
 
@@ -208,7 +225,7 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ComputeCall:
-    """Call of an instruction's `compute` function, for instructions that cannot be traced."""
+    """Opcode of a call of an instruction's `compute`, for instructions that cannot be traced."""
 
     plan: Plan
 
@@ -218,7 +235,7 @@ class ComputeCall:
 
 
 def widen(source: DType | np.dtype[Any], out: np.ndarray, values: np.ndarray) -> None:
-    """Convert `values`, elements of dtype `source`, to float32 and write them to `out`."""
+    """Write `values`, elements of dtype `source`, to `out` as float32."""
     if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
         np.copyto(out, values, casting="unsafe")
     else:
@@ -226,16 +243,21 @@ def widen(source: DType | np.dtype[Any], out: np.ndarray, values: np.ndarray) ->
 
 
 def _call_with_out(function: Any, *operands: Any) -> None:
+    """Call a function with all operands but the last, which is passed as `out`."""
     function(*operands[:-1], out=operands[-1])
 
 
 def _reduce_two(function: np.ufunc, axis: int, values: np.ndarray, out: np.ndarray) -> None:
-    """Reduce an axis of two elements; numpy's `reduce` takes 20 times as long if such an axis is the last one."""
+    """Write the reduction of an axis of two elements to `out`.
+
+    Numpy's `reduce` takes 20 times as long if such an axis is the last one.
+    """
     first, second = np.moveaxis(values, axis, 0)
     function(first, second, out=out.reshape(first.shape) if out.shape != first.shape else out)
 
 
 def _gather(dynamic_view: DynamicView, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
+    """Copy the elements that the indices select from `tensor` to `out`. Raises OutOfBounds for an index outside."""
     if index.size == 1:
         np.copyto(out, dynamic_view.view_single(index, tensor))
         return
@@ -256,6 +278,7 @@ def _gather(dynamic_view: DynamicView, out: np.ndarray, tensor: np.ndarray, inde
 
 
 def _scatter(dynamic_view: DynamicView, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+    """Copy `values` to the elements of `tensor` that the indices select. Raises OutOfBounds for an index outside."""
     if index.size == 1:
         np.copyto(dynamic_view.view_single(index, tensor), values)
         return
@@ -267,10 +290,15 @@ def _scatter(dynamic_view: DynamicView, tensor: np.ndarray, values: np.ndarray, 
 
 
 def _assign(convert: Any, out: np.ndarray, values: np.ndarray) -> None:
+    """Write `convert(values)` to `out`."""
     out[...] = convert(values)
 
 
 def _compute(plan: Plan, count: int, *operands: np.ndarray) -> None:
+    """Write the results of a plan's `compute`, rounded once to the dtypes of its tiles, to the first `count` operands.
+
+    The remaining operands are the arguments of `compute`.
+    """
     outs, reads = operands[:count], operands[count:]
     results = plan.compute(*reads)
     for number, (out, result) in enumerate(zip(outs, results)):

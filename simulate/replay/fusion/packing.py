@@ -5,7 +5,8 @@ elements, so a program spends most of its time on the overhead of numpy's calls.
 offsets of their operands become one operation with one more axis, along which the offsets grow evenly. Operands that
 are separate values become slices of one value. Further rounds pack packed operations along further axes.
 
-A packed operation runs when its first member ran, so the operands of all members must be complete by then. Each element
+A packed operation replaces its members, and runs when the first one, its leader, ran. So the operands of all members
+must be complete by then. A slot is the position of a view in an operation: results first, then operands. Each element
 is computed as before, so the bytes are the same.
 """
 
@@ -33,9 +34,11 @@ _BROADCASTING = (Ufunc, Select, Copy, Widen, Narrow)
 
 
 def pack(builder: Builder, results: Collection[int]) -> int:
-    """Pack the operations of a program; return by how many their number fell.
+    """Pack the operations of a program, which changes `builder.ops`; returns by how many their number fell.
 
-    `results` are the ids of storages that are written once and never read.
+    Args:
+        builder: The program.
+        results: The ids of storages that are written once and never read.
     """
     count_before = len(builder.ops)
     while _Round(builder, results).run():
@@ -44,7 +47,7 @@ def pack(builder: Builder, results: Collection[int]) -> int:
 
 
 class _Round:
-    """One pass over the operations, which packs each operation along at most one axis."""
+    """Pass over a program's operations that packs each of them along at most one axis."""
 
     def __init__(self, builder: Builder, results: Collection[int]) -> None:
         self._builder = builder
@@ -59,7 +62,7 @@ class _Round:
                 self._ops_by_signature[self._signatures[id(op)]].append(op)
 
     def run(self) -> bool:
-        """Pack all operations that can be packed; return whether any was packed."""
+        """Pack all operations that can be packed; returns whether any was packed."""
         for leader in self._builder.ops:
             candidates = self._ops_by_signature.get(self._signatures.get(id(leader)))
             if candidates is None or id(leader) in self._removed:
@@ -73,7 +76,12 @@ class _Round:
         return bool(self._removed)
 
     def _find_members(self, leader: Op, candidates: Iterable[Op]) -> list[Op]:
-        """Return an operation and later operations of equal signature whose operands follow in even steps."""
+        """Return `leader` and later operations that can be packed with it, in order.
+
+        Args:
+            leader: The first member.
+            candidates: Operations of equal signature from `leader` on.
+        """
         size = views.count(leader.writes[0].shape)
         members, steps = [leader], _Steps(leader)
         for op in islice(candidates, 1, _CANDIDATES_MAX):
@@ -90,7 +98,7 @@ class _Round:
         return members
 
     def _can_come_early(self, op: Op, position: int) -> bool:
-        """Return whether all operands of an operation are complete before the operation at a position."""
+        """Return whether an operation may run at an earlier position: no operand is written from there on."""
         for view in op.reads:
             value = view.value
             if value.location is ValueLocation.memory:
@@ -107,7 +115,7 @@ class _Round:
         return True
 
     def _replace(self, members: Sequence[Op]) -> None:
-        """Replace the members by one packed operation, which takes the place of the first member."""
+        """Replace operations by one packed operation, in the place of the first one."""
         for slot in range(len(_list_views(members[0]))):
             self._join([_list_views(member)[slot].value for member in members])
         leader, second = members[:2]
@@ -129,7 +137,7 @@ class _Round:
             member.reads, member.writes = (), ()
 
     def _join(self, values: Sequence[Value]) -> None:
-        """Join separate values to one new value, in this order; do nothing if they are one value already."""
+        """Make separate values consecutive slices of one new buffer; does nothing if they share bytes already."""
         if _is_same_memory(values[0], values[1]):
             return
         size = values[0].size
@@ -141,7 +149,7 @@ class _Round:
 
 
 class _Steps:
-    """Steps from member to member of a packed operation, by slot: results first, then operands.
+    """Steps from member to member of a packed operation, by slot.
 
     In each slot, members view one value at offsets an even step apart, or separate values at equal offsets. Members
     have equal signatures: the views of a slot have the same shape, strides, dtype and location.
@@ -154,7 +162,7 @@ class _Steps:
         self._slot_values = [{id(view.value)} for view in self._first]
 
     def find_steps(self, op: Op) -> Sequence[int | None] | None:
-        """Return the step of each slot from the last member to an operation.
+        """Return the step in elements of each slot from the last member to an operation.
 
         A slot with separate values has the step None. Returns None if the operation cannot be the next member.
         """
@@ -202,6 +210,7 @@ def _find_stores(ops: Sequence[Op]) -> dict[int, list[int]]:
 
 
 def _can_be_packed(op: Op, results: Collection[int]) -> bool:
+    """Return whether an operation can be packed by its opcode and its result, a buffer or a storage of `results`."""
     if len(op.writes) != 1:
         return False
     written = op.writes[0].value
@@ -228,7 +237,11 @@ def _list_views(op: Op) -> tuple[View, ...]:
 
 
 def _can_step(op: Op, slot: int, step: int) -> bool:
-    """Return whether the view of a slot may have a step: a gathered tensor may not, and sums must keep their order."""
+    """Return whether the views of a slot may be `step` elements apart.
+
+    A gathered tensor must be the same for all members. A reduced operand's members must not interleave, so that sums
+    keep their order.
+    """
     view = _list_views(op)[slot]
     if isinstance(op.opcode, Gather) and slot == 1:
         return step == 0
@@ -245,13 +258,14 @@ def _is_same_memory(first: Value, second: Value) -> bool:
 
 
 def _can_be_joined(value: Value, first: Value, count: int) -> bool:
-    """Return whether a value and the first member's value may become two of `count` slices of a joined value."""
+    """Return whether a value and the first member's value may become two of `count` slices of one new buffer."""
     are_buffers = value.location is ValueLocation.buffer and first.location is ValueLocation.buffer
     is_alike = value.shape == first.shape and value.dtype == first.dtype
     return are_buffers and is_alike and value.size * count <= _ELEMENTS_PACKED_MAX
 
 
 def _has_overlap(first: View, second: View) -> bool:
+    """Return whether the ranges of elements that two views of one value touch overlap."""
     (low, high), (start, end) = _compute_span(first), _compute_span(second)
     return low <= end and start <= high
 
@@ -268,9 +282,9 @@ def _compute_span(view: View) -> tuple[int, int]:
 
 
 def _add_step_axis(view: View, count: int, step: int, dims: int) -> View:
-    """Return one view of `count` equal views whose offsets are `step` apart, along a new first axis.
+    """Return one view of `count` views whose offsets are `step` elements apart, along a new first axis.
 
-    Axes of extent 1 are added until each of the views has at least `dims` dims.
+    Axes of extent 1 follow the new axis until each of the views has at least `dims` dims.
     """
     ones = (1,) * (dims - len(view.shape))
     zeros = (0,) * len(ones)

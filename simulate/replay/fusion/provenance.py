@@ -24,10 +24,10 @@ ElementIds = np.ndarray
 
 
 class Provenance:
-    """Provenance of a tile's elements: a view of one value if there is one, otherwise an array of ids.
+    """Provenance of an array's elements: a view of one value if there is one, otherwise an array of element ids.
 
-    `aliased` is set if another Provenance was derived from this view, or this one from another. In numpy an assignment
-    to one of the two arrays would change both; these two objects would differ.
+    Methods follow `numpy.ndarray`. `aliased` is set if another Provenance was derived from this view, or this one
+    from another. In numpy an assignment to one of the two arrays would change both; these two objects would differ.
     """
 
     __slots__ = ("_element_ids", "aliased", "view")
@@ -58,14 +58,14 @@ class Provenance:
         return views.count(self.shape)
 
     def get_element_ids(self) -> ElementIds:
-        """Return the id of every element; write to the array only if `view` is None."""
+        """Return the id of every element; it may be written to only if `view` is None."""
         if self._element_ids is not None:
             return self._element_ids
         assert self.view is not None
         return compute_element_ids(self.view)
 
     def transpose(self, *axes: Any) -> Provenance:
-        """Permute the axes, as `numpy.ndarray.transpose` does."""
+        """Return the provenance with permuted axes, as `numpy.ndarray.transpose` does."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         order = tuple(order) if order and order != (None,) else tuple(reversed(range(self.ndim)))
         if self.view is None or sorted(order) != list(range(self.ndim)):
@@ -74,7 +74,7 @@ class Provenance:
         return self._derive(tuple(shape[d] for d in order), tuple(strides[d] for d in order))
 
     def reshape(self, *shape: Any) -> Provenance:
-        """Change the shape, as `numpy.ndarray.reshape` does."""
+        """Return the provenance in another shape, as `numpy.ndarray.reshape` does."""
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         resolved = views.resolve_sizes(tuple(sizes), self.size)
         if self.view is not None and resolved is not None:
@@ -84,7 +84,7 @@ class Provenance:
         return Provenance(self.get_element_ids().reshape(*shape))
 
     def broadcast_to(self, shape: Any) -> Provenance:
-        """Broadcast to a shape, as `numpy.broadcast_to` does."""
+        """Return the provenance broadcast to a shape, as `numpy.broadcast_to` does."""
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         added = len(sizes) - self.ndim
         if self.view is None or added < 0:
@@ -97,7 +97,7 @@ class Provenance:
         return self._derive(sizes, tuple(strides))
 
     def copy(self) -> Provenance:
-        """Return a copy as an array of ids, which may be written to."""
+        """Return a copy, stored as an array of ids, to which may be assigned."""
         return Provenance(self.get_element_ids().copy())
 
     def __getitem__(self, key: Any) -> Provenance:
@@ -112,6 +112,7 @@ class Provenance:
     def _derive(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None
     ) -> Provenance:
+        """Return the provenance of another view of the same value; both are marked as aliased."""
         assert self.view is not None
         self.aliased = True
         start = self.view.offset if offset is None else offset
@@ -119,7 +120,7 @@ class Provenance:
 
 
 def _index_view(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Index a view; return shape, strides and offset of the selected elements.
+    """Return shape, strides and offset of the elements that a key selects from a view.
 
     Returns None for a key that numpy has to apply to the ids: index arrays, empty slices and invalid indices.
     """
@@ -157,19 +158,19 @@ def _index_view(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...],
 
 
 def compute_element_ids(view: View) -> ElementIds:
-    """Compute the ids of the elements of a view."""
+    """Return the id of every element of a view, int64 in its shape."""
     return build_element_ids(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
 
 
 def concatenate(provenances: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
-    """Concatenate provenances, as `numpy.concatenate` does."""
+    """Return the concatenation of provenances, as `numpy.concatenate` does with arrays."""
     return Provenance(
         np.concatenate([provenance.get_element_ids() for provenance in provenances], *args, **kwargs)
     )
 
 
 def find_source_values(provenance: Provenance, values: list[Value]) -> list[Value]:
-    """Return the values that the elements are copies of."""
+    """Return the values that the elements of a provenance are copies of; `values` has all values by number."""
     if provenance.view is not None:
         return [provenance.view.value]
     ids = provenance.get_element_ids()
@@ -180,7 +181,7 @@ def find_source_values(provenance: Provenance, values: list[Value]) -> list[Valu
 
 
 def as_view(provenance: Provenance, values: list[Value]) -> View | None:
-    """Return the view of one value with exactly these elements; None if there is none.
+    """Return the view of one value with exactly the elements of a provenance, in order; None if there is none.
 
     Raises:
         NotFused: The first element was written by no instruction. Instructions may only move such elements.
@@ -193,13 +194,14 @@ def as_view(provenance: Provenance, values: list[Value]) -> View | None:
 
 
 def _find_defined_view(ids: ElementIds, values: list[Value]) -> View | None:
+    """Return the view of one value with these ids, or None. Raises NotFused if the first element is unwritten."""
     if ids.flat[0] < 0:
         raise NotFused("an operand has elements that no instruction wrote")
     return find_view(ids, values)
 
 
 def find_view(ids: ElementIds, values: list[Value]) -> View | None:
-    """Return the view of one value whose elements have exactly these ids; None if there is none."""
+    """Return the view of one value whose elements have exactly these ids, in order; None if there is none."""
     first = int(ids.flat[0])
     if first < 0:
         return None
@@ -217,10 +219,10 @@ def find_view(ids: ElementIds, values: list[Value]) -> View | None:
 
 
 def split_into_boxes(provenance: Provenance, values: list[Value]) -> list[tuple[tuple[slice, ...], View]]:
-    """Split a tile into boxes, each of which is a view of one value.
+    """Split an array into boxes, each of which is a view of one value.
 
     Returns:
-        The slices of each box, and its view.
+        The slices of each box in the array, and its view; the boxes are disjoint and cover the array.
 
     Raises:
         NotFused: There are more than 256 boxes, or no instruction wrote the first element of a box.
@@ -247,7 +249,10 @@ def split_into_boxes(provenance: Provenance, values: list[Value]) -> list[tuple[
 
 
 def _choose_split(ids: ElementIds) -> tuple[int, int]:
-    """Return dim and index of a split: where another value begins, else where the step changes, else the middle."""
+    """Return the dim and the index at which to split an array of ids into two.
+
+    It is where another value begins, else where the step changes, else the middle of the largest dim.
+    """
     steps_change: tuple[int, int] | None = None
     for dim in range(ids.ndim):
         line = ids[tuple(slice(None) if d == dim else 0 for d in range(ids.ndim))]

@@ -1,4 +1,4 @@
-"""Provenance of the tiles on chip, while a program is lowered."""
+"""Provenance of the tiles on chip, while a program is lowered: of which value each element is a copy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
 class ProvenanceMap:
     """Provenance of each storage on chip: a view if the last write covered the storage by one view, else element ids.
 
-    An entry is dropped after the last use of its storage: the ids of all tiles of a large program take several times
-    the bytes of its arguments.
+    A storage is forgotten after its last use: the ids of all tiles of a large program take several times the bytes of
+    its arguments.
     """
 
     def __init__(self, plans: Iterable[Plan], values: list[Value]) -> None:
@@ -37,7 +37,7 @@ class ProvenanceMap:
             self._last_uses.setdefault(position, []).append(key)
 
     def read(self, tile: NkiTensor) -> Provenance:
-        """Return the provenance of a tile; elements that no instruction wrote have the id -1."""
+        """Return the provenance of a tile at this point; elements that no instruction wrote have the id -1."""
         source = self._sources.get(id(tile.storage))
         if isinstance(source, View):
             # The view has the elements of the whole storage in order, as a contiguous buffer of its shape has.
@@ -52,7 +52,7 @@ class ProvenanceMap:
         return Provenance(known_views[layout] or ids)
 
     def write(self, tile: NkiTensor, provenance: Provenance) -> None:
-        """Set the provenance of a tile, which must have the tile's shape."""
+        """Set the provenance of a tile's elements; `provenance` has the tile's shape."""
         self._views.pop(id(tile.storage), None)
         covers_storage = tile.size == tile.storage.size and views.is_row_major(tile.shape, tile.strides)
         if covers_storage and provenance.view is not None:
@@ -61,12 +61,13 @@ class ProvenanceMap:
             view_elements(self._get_element_ids(tile.storage), tile)[...] = provenance.get_element_ids()
 
     def drop_dead(self, position: int) -> None:
-        """Drop the entries of storages whose last use is at a position of the program."""
+        """Forget the storages whose last use is by the plan at a position."""
         for key in self._last_uses.get(position, ()):
             self._sources.pop(key, None)
             self._views.pop(key, None)
 
     def _get_element_ids(self, storage: Storage) -> ElementIds:
+        """Return the ids of a storage's elements, flat, from now on stored as an array that may be written to."""
         source = self._sources.get(id(storage))
         if source is None:
             source = np.full(storage.size, -1, np.int64)
@@ -77,7 +78,7 @@ class ProvenanceMap:
 
 
 def view_elements(flat: np.ndarray, tile: NkiTensor) -> np.ndarray:
-    """Return the tile's elements of a flat array that has one entry for each element of the tile's storage."""
+    """Return a NumPy view of a tile's entries in `flat`, which has one entry per element of the tile's storage."""
     width = flat.itemsize
     strides: Sequence[int] = tuple(stride * width for stride in tile.strides)
     return np.ndarray(tile.shape, flat.dtype, flat, tile.offset * width, strides)

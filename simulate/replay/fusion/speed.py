@@ -50,30 +50,31 @@ _SIGNATURE = (
 
 
 def is_enabled() -> bool:
-    """Return whether NKW_SPEED is torch, torch is installed, and bfloat16 products are faster than float32 products.
+    """Return whether products of bfloat16 matrices are to be computed by torch's libraries.
 
-    Warns once per process if NKW_SPEED is torch and numpy multiplies nevertheless. The default is NKW_SPEED=numpy.
+    NKW_SPEED must be torch, torch installed, and a measured bfloat16 product faster than a float32 product. Otherwise
+    numpy multiplies; if NKW_SPEED is torch, a warning says so once per process.
 
     Raises:
-        InvalidArgument: NKW_SPEED has another value than numpy or torch.
+        InvalidArgument: NKW_SPEED is neither numpy, torch nor empty.
     """
     text = os.environ.get(VARIABLE, "")
     if text not in ("", "numpy", "torch"):
         raise InvalidArgument("NKW-REPLAY-OPTION", f"{VARIABLE} is {text!r}; set it to numpy or torch")
     if text != "torch":
         return False
-    if not available():
+    if not is_torch_installed():
         warn_of_absence()
         return False
-    if relative_time() >= 1.0:
+    if measure_relative_time() >= 1.0:
         warn_of_slowness()
         return False
     return True
 
 
 @cache
-def relative_time() -> float:
-    """Measure the time of a bfloat16 product over that of numpy's float32 product, once per process."""
+def measure_relative_time() -> float:
+    """Return the time of a bfloat16 product over that of numpy's float32 product, measured once per process."""
     left, right = np.ones((_MEASURED[0], _MEASURED[1]), np.float32), np.ones(_MEASURED[1:], np.float32)
     out = np.empty((_MEASURED[0], _MEASURED[2]), np.float32)
     narrow = left.astype(ml_dtypes.bfloat16), right.astype(ml_dtypes.bfloat16)
@@ -85,6 +86,7 @@ def relative_time() -> float:
 
 
 def _measure_shortest(run: Callable[[], object]) -> float:
+    """Return the shortest time of several calls, in seconds."""
     seconds = []
     for _ in range(_REPETITIONS):
         start = perf_counter()
@@ -97,8 +99,8 @@ def _measure_shortest(run: Callable[[], object]) -> float:
 def warn_of_slowness() -> None:
     """Warn, once per process, that bfloat16 takes longer than float32 on this processor."""
     warnings.warn(
-        f"{VARIABLE} is torch, but this processor takes {relative_time():.1f} times as long for a bfloat16 product as "
-        "for a float32 product: numpy multiplies",
+        f"{VARIABLE} is torch, but this processor takes {measure_relative_time():.1f} times as long for a bfloat16 "
+        "product as for a float32 product: numpy multiplies",
         stacklevel=3,
     )
 
@@ -112,13 +114,13 @@ def warn_of_absence() -> None:
     )
 
 
-def available() -> bool:
-    """Return whether torch is installed."""
+def is_torch_installed() -> bool:
+    """Return whether torch is installed; it is not imported."""
     return _find_libraries() is not None
 
 
 def has_onemkl() -> bool:
-    """Return whether oneMKL is installed and not excluded, so that bfloat16 matrices need no widening."""
+    """Return whether torch contains oneMKL and `without_onemkl` does not exclude it."""
     return _onemkl_allowed.get() and _load_gemm() is not None
 
 
@@ -133,7 +135,7 @@ def without_onemkl() -> Iterator[None]:
 
 
 def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """Write left @ right to `out` by oneMKL.
+    """Write left @ right to `out` by oneMKL, with float32 sums; `has_onemkl` must hold.
 
     Each matrix has stride 1 along one axis, and its rows or columns do not overlap.
 
@@ -206,7 +208,7 @@ def _find_libraries() -> Path | None:
 
 @cache
 def _load_gemm() -> Callable[..., None] | None:
-    """Load oneMKL's matmul of bfloat16 matrices; return None if no library of torch exports it."""
+    """Return oneMKL's matmul of bfloat16 matrices, loaded once; None if no library of torch exports it."""
     folder = _find_libraries()
     if folder is None:
         return None

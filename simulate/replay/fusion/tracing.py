@@ -20,11 +20,15 @@ from simulate.replay.fusion.provenance import Provenance, concatenate
 
 
 class Untraceable(Exception):
-    """Numpy feature for which there is no operation."""
+    """Exception for a use of numpy that no operation expresses; the instruction then runs its `compute` as it is."""
 
 
 class Tracer(NDArrayOperatorsMixin):
-    """Array without data, described by the provenance and the dtype of its elements."""
+    """Stand-in for an array in `compute`: it has no data, only the provenance and dtype of its elements.
+
+    Calls of numpy append operations to `builder`; methods follow `numpy.ndarray`. `value_dtype` is the chip's dtype,
+    or a numpy dtype for a value inside one instruction.
+    """
 
     __array_priority__ = 1000
 
@@ -59,24 +63,25 @@ class Tracer(NDArrayOperatorsMixin):
         return self._derive(self.provenance.transpose())
 
     def _derive(self, provenance: Provenance) -> Tracer:
+        """Return a tracer of the same dtype with another provenance."""
         return Tracer(self.builder, provenance, self.value_dtype)
 
     def reshape(self, *shape: Any) -> Tracer:
-        """Change the shape, as `numpy.ndarray.reshape` does."""
+        """Return a tracer with another shape, as `numpy.ndarray.reshape` does."""
         return self._derive(self.provenance.reshape(*shape))
 
     def transpose(self, *axes: Any) -> Tracer:
-        """Permute the axes, as `numpy.ndarray.transpose` does."""
+        """Return a tracer with permuted axes, as `numpy.ndarray.transpose` does."""
         return self._derive(self.provenance.transpose(*axes))
 
     def view(self, dtype: Any) -> Tracer:
-        """Return this tracer; raise Untraceable unless `dtype` is its dtype."""
+        """Return this tracer. Raises Untraceable if `dtype` is another dtype."""
         if np.dtype(dtype) != self.dtype:
             raise Untraceable("a view of another dtype")
         return self
 
     def copy(self) -> Tracer:
-        """Return the same elements with provenance that may be written to."""
+        """Return a tracer of the same elements to whose elements may be assigned."""
         return self._derive(self.provenance.copy())
 
     def __getitem__(self, key: Any) -> Tracer:
@@ -85,7 +90,11 @@ class Tracer(NDArrayOperatorsMixin):
         return self._derive(self.provenance[key])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set the provenance of the selected elements; raise Untraceable for conversions and aliased provenance."""
+        """Set the selected elements to those of a number, array or tracer, by changing provenance only.
+
+        Raises Untraceable for another dtype, and if a view was derived from this tracer, which would have to change
+        as well.
+        """
         if isinstance(value, (int, float)):
             value = np.full((1,) * self.ndim, value, self.dtype)
         other = as_tracer(self.builder, value)
@@ -96,7 +105,7 @@ class Tracer(NDArrayOperatorsMixin):
         self.provenance[key] = other.provenance
 
     def astype(self, dtype: Any, copy: bool = True) -> Tracer:
-        """Convert booleans to float32; raise Untraceable for other conversions."""
+        """Return booleans as float32, or this tracer for its own dtype. Raises Untraceable for other conversions."""
         target_dtype = np.dtype(dtype)
         if target_dtype == self.dtype:
             return self
@@ -106,7 +115,10 @@ class Tracer(NDArrayOperatorsMixin):
         return self._trace_result(self.builder.add_op(Widen(self.value_dtype), [view], view.shape, float32))
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Trace a ufunc, its reduction or a matmul; raise Untraceable for other methods and options."""
+        """Return the tracer of a ufunc's result, of its `reduce`, or of np.matmul; `out` is assigned to.
+
+        Raises Untraceable for other methods and options.
+        """
         if method == "reduce":
             return self._trace_reduction(function, inputs[0], **options)
         out = options.pop("out", (None,))[0]
@@ -124,7 +136,7 @@ class Tracer(NDArrayOperatorsMixin):
         return self._trace_element_wise(function, inputs, None if dtype is None else np.dtype(dtype))
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Trace np.where, np.broadcast_to and np.concatenate; raise Untraceable for other functions."""
+        """Return the tracer of np.where, np.broadcast_to or np.concatenate. Raises Untraceable for other functions."""
         if function is np.where and len(args) == 3 and not kwargs:
             return self._trace_where(*(as_tracer(self.builder, operand) for operand in args))
         if function is np.broadcast_to and not kwargs:
@@ -136,12 +148,15 @@ class Tracer(NDArrayOperatorsMixin):
         raise Untraceable(function.__name__)
 
     def _trace_result(self, view: View) -> Tracer:
+        """Return the tracer of an operation's result."""
         return Tracer(self.builder, Provenance(view), view.value.dtype)
 
     def _read_view(self, operand: Tracer) -> View:
+        """Return a view of a tracer's elements in its dtype."""
         return self.builder.read(operand.provenance, operand.value_dtype)
 
     def _trace_element_wise(self, function: np.ufunc, inputs: Any, dtype: np.dtype[Any] | None) -> Tracer:
+        """Append an element-wise ufunc and return the tracer of its result; numbers are part of the opcode."""
         scalars, arrays = [], []
         samples: list[Any] = []
         for position, operand in enumerate(inputs):
@@ -169,6 +184,10 @@ class Tracer(NDArrayOperatorsMixin):
         keepdims: bool = False,
         **options: Any,
     ) -> Tracer:
+        """Append a ufunc's reduction over `axis` and return the tracer of its result.
+
+        Raises Untraceable for a reduction in another dtype and for further options.
+        """
         if options:
             raise Untraceable(f"reduce with {', '.join(options)}")
         array = as_tracer(self.builder, operand)
@@ -188,6 +207,7 @@ class Tracer(NDArrayOperatorsMixin):
         )
 
     def _trace_product(self, left: Tracer, right: Tracer) -> Tracer:
+        """Append a matmul and return its result's tracer. Raises Untraceable unless both are float32 matrices."""
         if left.ndim != 2 or right.ndim != 2 or left.dtype != np.float32 or right.dtype != np.float32:
             raise Untraceable("a matrix product of other than float32 matrices")
         operands = [self.builder.gather_view(matrix.provenance, float32) for matrix in (left, right)]
@@ -195,6 +215,7 @@ class Tracer(NDArrayOperatorsMixin):
         return self._trace_result(self.builder.add_op(Matmul(), operands, shape, float32))
 
     def _trace_where(self, condition: Tracer, chosen: Tracer, other: Tracer) -> Tracer:
+        """Append a selection and return its result's tracer. Raises Untraceable for different dtypes."""
         if chosen.dtype != other.dtype or condition.dtype != np.bool_:
             raise Untraceable("np.where of operands that differ")
         shape = np.broadcast_shapes(condition.shape, chosen.shape, other.shape)
@@ -203,7 +224,7 @@ class Tracer(NDArrayOperatorsMixin):
 
 
 def as_tracer(builder: Builder, value: Any) -> Tracer:
-    """Return a tracer unchanged and an array as a constant; raise Untraceable for anything else."""
+    """Return a tracer unchanged, and an array as the tracer of a constant. Raises Untraceable for any other object."""
     if isinstance(value, Tracer):
         return value
     if not isinstance(value, (np.ndarray, np.generic)):
@@ -214,6 +235,7 @@ def as_tracer(builder: Builder, value: Any) -> Tracer:
 
 
 def _get_value_dtype(dtype: np.dtype[Any]) -> DType | np.dtype[Any]:
+    """Return the chip's dtype for a numpy dtype; bool and 64-bit integers, which the chip lacks, stay numpy dtypes."""
     if dtype == np.bool_ or (dtype.kind in "iu" and dtype.itemsize == 8):
         return dtype
     return as_dtype(dtype)
