@@ -172,7 +172,10 @@ FEATURES: dict[str, Feature] = {
 
 @rule("NKW-LEVEL")
 def exists_at_level(level: Level, feature: str) -> None:
-    """A kernel uses what its release of NKI has; NKI_LEVEL or --level names the release."""
+    """A kernel uses what its release of NKI has; NKI_LEVEL or --level names the release.
+
+    Raises RuleViolation if `level` does not have `feature`, a key of `FEATURES`.
+    """
     if level.has(feature):
         return
     row = FEATURES[feature]

@@ -185,6 +185,9 @@ def _find_widest(first: DType, *dtypes: DType) -> DType:
 
 @rule("NKW-BETA1-OPERANDS")
 def two_operands(name: str, x: Any, y: Any) -> None:
-    """An operator of two operands takes two tiles, or a tile and a number."""
+    """An operator of two operands takes two tiles, or a tile and a number.
+
+    Raises RuleViolation if neither x nor y is a Tile; `name` is the operator, for the message.
+    """
     if not isinstance(x, Tile) and not isinstance(y, Tile):
         raise RuleViolation(two_operands, f"{name} of {type(x).__name__} and {type(y).__name__}")

@@ -139,7 +139,10 @@ def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
 
 @rule("NKW-BETA1-TILE")
 def is_tile(name: str, value: Any) -> None:
-    """An operand that is streamed is a tile in SBUF or PSUM."""
+    """An operand that is streamed is a tile in SBUF or PSUM.
+
+    Raises RuleViolation for another value or a tile in HBM; `name` is the parameter, for the message.
+    """
     if not isinstance(value, Tile) or not value.buffer.on_chip:
         seen = f"{value.shape} in {value.buffer.value}" if isinstance(value, Tile) else f"{value!r:.60}"
         raise RuleViolation(is_tile, f"{name} is {seen}", hint="nl.load it first")
@@ -147,6 +150,10 @@ def is_tile(name: str, value: Any) -> None:
 
 @rule("NKW-BETA1-PASSES")
 def one_pass(instruction: str, rows: Mapping[str, Any]) -> None:
-    """An access of more than five dims takes several instructions, which must not depend on each other."""
+    """An access of more than five dims takes several instructions, which must not depend on each other.
+
+    Raises RuleViolation for an instruction with `reduce_res`, and for tensor_tensor_scan. Called for an access of
+    more than five dims.
+    """
     if rows.get("reduce_res") is not None or instruction == "tensor_tensor_scan":
         raise RuleViolation(one_pass, f"{instruction} over more dims", hint="use at most five dims")

@@ -186,19 +186,31 @@ def _convert_integer(value: Any) -> int:
 
 @rule("NKW-INDEX-AFFINE")
 def affine_only() -> None:
-    """An index is an affine expression: aranges times integers, plus integers."""
+    """An index is an affine expression: aranges times integers, plus integers.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-INDEX-AXES")
 def new_axes_only() -> None:
-    """An index is given its axes with `:` and None, one `:` for each axis it has."""
+    """An index is given its axes with `:` and None, one `:` for each axis it has.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-INDEX-BROADCAST")
 def shapes_broadcast() -> None:
-    """Shapes broadcast by numpy's rule: sizes agree, or one of them is 1."""
+    """Shapes broadcast by numpy's rule: sizes agree, or one of them is 1.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-INDEX-EMPTY")
 def axis_has_elements() -> None:
-    """An index axis is start:stop or start:stop:step with at least one element."""
+    """An index axis is start:stop or start:stop:step with at least one element.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

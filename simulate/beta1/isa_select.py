@@ -74,14 +74,20 @@ def affine_select(
 
 @rule("NKW-BETA1-IOTA")
 def is_index(expr: Any) -> None:
-    """iota takes an index expression with a partition axis and free axes."""
+    """iota takes an index expression with a partition axis and free axes.
+
+    Raises RuleViolation for anything but an Index of two or more axes.
+    """
     if not isinstance(expr, Index) or len(expr.shape) < 2:
         raise RuleViolation(is_index, f"{expr!r:.60}", hint="nisa.iota(nl.arange(512)[None, :], nl.int32)")
 
 
 @rule("NKW-BETA1-PREDICATE")
 def is_comparison(pred: Any) -> None:
-    """affine_select takes one comparison of index expressions."""
+    """affine_select takes one comparison of index expressions.
+
+    Raises RuleViolation for anything but a Mask of one condition.
+    """
     if not isinstance(pred, Mask) or len(pred.conditions) != 1:
         raise RuleViolation(
             is_comparison, f"{pred!r:.60}", hint="pred=(i_p >= i_f); use two for two conditions"

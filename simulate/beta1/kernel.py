@@ -138,5 +138,8 @@ def _unwrap_tile(value: Any) -> Any:
 
 @rule("NKW-BETA1-RETURN")
 def returned_from_hbm(value: BlockTensor) -> None:
-    """A kernel returns tensors in HBM."""
+    """A kernel returns tensors in HBM.
+
+    Always raises RuleViolation; called for a returned BlockTensor, which is on chip.
+    """
     raise RuleViolation(returned_from_hbm, f"{value!r}", hint="nl.store it to an nl.shared_hbm tensor")

@@ -153,17 +153,26 @@ def _yield_rectangles(truth: np.ndarray) -> Iterator[Box]:
 
 @rule("NKW-MASK")
 def is_mask() -> None:
-    """A mask is a comparison of affine indices, or several joined with &."""
+    """A mask is a comparison of affine indices, or several joined with &.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-MASK-JOIN")
 def joined_with_and() -> None:
-    """Conditions of a mask are joined with & only, and a mask is no condition of a Python `if`."""
+    """Conditions of a mask are joined with & only, and a mask is no condition of a Python `if`.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-MASK-SHAPE")
 def fits_access(condition: Condition, shape: tuple[int, ...]) -> None:
-    """The indices of a mask broadcast to the shape of the access that it masks."""
+    """The indices of a mask broadcast to the shape of the access that it masks.
+
+    Raises RuleViolation if the shape of the condition's indices does not broadcast to `shape`.
+    """
     sizes = (1,) * (len(shape) - len(condition.shape)) + condition.shape
     if len(sizes) != len(shape) or any(size not in (1, extent) for size, extent in zip(sizes, shape)):
         raise RuleViolation(
@@ -175,6 +184,9 @@ def fits_access(condition: Condition, shape: tuple[int, ...]) -> None:
 
 @rule("NKW-BETA1-NO-MASK")
 def no_mask(instruction: str, mask: Any) -> None:
-    """This instruction takes no mask here; slice its operands."""
+    """This instruction takes no mask here; slice its operands.
+
+    Raises RuleViolation if `mask` is anything but None or True; `instruction` is for the message.
+    """
     if normalise_mask(mask) is not None:
         raise RuleViolation(no_mask, f"{instruction} with mask=")

@@ -241,7 +241,10 @@ def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6,
 
 @rule("NKW-BETA1-HBM")
 def lies_in_hbm(operand: str, tile: Any) -> None:
-    """nl.load reads HBM and nl.store writes it; between SBUF and PSUM tiles are copied by assignment."""
+    """nl.load reads HBM and nl.store writes it; between SBUF and PSUM tiles are copied by assignment.
+
+    Raises RuleViolation unless `tile` is a Tile in HBM; `operand` is its parameter, for the message.
+    """
     if not isinstance(tile, Tile) or tile.buffer.on_chip:
         seen = f"{tile.shape} in {tile.buffer.value}" if isinstance(tile, Tile) else f"{tile!r:.60}"
         raise RuleViolation(lies_in_hbm, f"{operand} is {seen}")
@@ -249,13 +252,20 @@ def lies_in_hbm(operand: str, tile: Any) -> None:
 
 @rule("NKW-BETA1-STORE-SHAPE")
 def same_elements(dst: Tile, value: Tile, mask: Any) -> None:
-    """A stored tile has the shape of its destination, or, without a mask, as many elements."""
+    """A stored tile has the shape of its destination, or, without a mask, as many elements.
+
+    Raises RuleViolation if there is a mask, or the numbers of elements differ. Called for a tile of another shape
+    than its destination.
+    """
     if mask is not None or dst.size != value.size:
         raise RuleViolation(same_elements, f"{value.shape} to {dst.shape}")
 
 
 @rule("NKW-BETA1-LOOP-INDICES")
 def reduces_loops(loop_indices: Any) -> None:
-    """loop_reduce names the variables of the loops it reduces over, as nl.affine_range gives them."""
+    """loop_reduce names the variables of the loops it reduces over, as nl.affine_range gives them.
+
+    Raises RuleViolation unless `loop_indices` is a non-empty sequence of LoopVariables.
+    """
     if not loop_indices or not all(isinstance(index, LoopVariable) for index in loop_indices):
         raise RuleViolation(reduces_loops, f"loop_indices={loop_indices!r:.60}", hint="loop_indices=[k]")

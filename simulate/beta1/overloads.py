@@ -71,4 +71,7 @@ class OperatorTile(Tile):
 
 @rule("NKW-BETA1-CONDITION")
 def tile_is_no_condition() -> None:
-    """A tile has values at run time only and is no condition of Python."""
+    """A tile has values at run time only and is no condition of Python.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

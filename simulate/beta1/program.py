@@ -329,4 +329,7 @@ def _define_unwritten(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
 
 @rule("NKW-SPMD-SHARED")
 def programs_agree() -> None:
-    """All programs of a grid allocate the same shared HBM tensors in the same order."""
+    """All programs of a grid allocate the same shared HBM tensors in the same order.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

@@ -142,7 +142,11 @@ def _list_axes(data: Tile, axis: Any) -> tuple[int, ...]:
 
 @rule("NKW-BETA1-AXIS")
 def free_axes(data: Tile, axis: Any, axes: tuple[int, ...]) -> None:
-    """A reduction runs over free dims, each named once; partitions are reduced by a matmul with ones."""
+    """A reduction runs over free dims, each named once; partitions are reduced by a matmul with ones.
+
+    Raises RuleViolation if `axes`, the parsed `axis`, is empty, repeats a dim, or has one that is no free dim of
+    data.
+    """
     if not axes or len(set(axes)) < len(axes) or not all(0 < a < data.ndim for a in axes):
         raise RuleViolation(
             free_axes, f"axis={axis!r:.40} of {data.shape}", limit=f"1 to {data.ndim - 1}", hint="axis=1"
@@ -151,7 +155,10 @@ def free_axes(data: Tile, axis: Any, axes: tuple[int, ...]) -> None:
 
 @rule("NKW-BETA1-REDUCE-MASK")
 def rectangular_reduction(boxes: int) -> None:
-    """The mask of a reduction selects a rectangle."""
+    """The mask of a reduction selects a rectangle.
+
+    Raises RuleViolation if the mask has more than one rectangle.
+    """
     if boxes > 1:
         raise RuleViolation(
             rectangular_reduction,

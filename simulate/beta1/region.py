@@ -254,7 +254,10 @@ def select_by_slices(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
 
 @rule("NKW-INDEX-MIXED")
 def one_index_per_dim(tensor: NkiTensor, keys: tuple[Any, ...], key: Any) -> None:
-    """Index expressions and integers name one position per dim; slices cannot be mixed with them."""
+    """Index expressions and integers name one position per dim; slices cannot be mixed with them.
+
+    Raises RuleViolation if the number of `keys` is not that of the dims, or `key` is no Index, tensor or integer.
+    """
     if len(keys) != tensor.ndim or not (
         isinstance(key, (Index, NkiTensor)) or (isinstance(key, int) and not isinstance(key, bool))
     ):
@@ -267,7 +270,10 @@ def one_index_per_dim(tensor: NkiTensor, keys: tuple[Any, ...], key: Any) -> Non
 
 @rule("NKW-INDEX-1D")
 def two_axes(index: Index) -> None:
-    """An index expression has a partition axis and at least one free axis."""
+    """An index expression has a partition axis and at least one free axis.
+
+    Raises RuleViolation for an index of fewer axes.
+    """
     if len(index.shape) < 2:
         raise RuleViolation(
             two_axes,
@@ -280,7 +286,11 @@ def two_axes(index: Index) -> None:
 def same_pattern_in_all_partitions(
     tensor: NkiTensor, dim: int, steps: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    """On chip the first axis of an access walks over consecutive partitions, and no other axis does."""
+    """On chip the first axis of an access walks over consecutive partitions, and no other axis does.
+
+    Raises RuleViolation if `steps`, those of the index of dim `dim` along the axes of an access of `shape`, differ
+    from that.
+    """
     wanted = (1 if shape[0] > 1 else 0,) if dim == 0 else (0,)
     walks = steps[:1] == wanted and (dim > 0 or not any(steps[1:]))
     if not walks:
@@ -293,7 +303,10 @@ def same_pattern_in_all_partitions(
 
 @rule("NKW-INDEX-DYNAMIC")
 def one_dynamic_index(tensor: NkiTensor, dim: int, index: NkiTensor, before: Dynamic | None) -> None:
-    """A tile as an index holds one number for each partition of an access to HBM, or one for all of it."""
+    """A tile as an index holds one number for each partition of an access to HBM, or one for all of it.
+
+    Raises RuleViolation for another tile, and if `before`, the run-time index of an earlier dim, is not None.
+    """
     if before is not None or (index.size > 1 and (tensor.buffer.on_chip or index.size > index.shape[0])):
         raise RuleViolation(
             one_dynamic_index,
@@ -304,4 +317,7 @@ def one_dynamic_index(tensor: NkiTensor, dim: int, index: NkiTensor, before: Dyn
 
 @rule("NKW-REPEAT")
 def repeats_free_dims() -> None:
-    """An operand is repeated along free dims of size 1 only."""
+    """An operand is repeated along free dims of size 1 only.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

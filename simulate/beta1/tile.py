@@ -303,7 +303,10 @@ def _needs_repetition(target: Region, value: Tile) -> bool:
 
 @rule("NKW-BETA1-ASSIGN-MEMORY")
 def on_chip_target(target: Region) -> None:
-    """An assignment writes to SBUF or PSUM; HBM is written by nl.store or nisa.dma_copy."""
+    """An assignment writes to SBUF or PSUM; HBM is written by nl.store or nisa.dma_copy.
+
+    Raises RuleViolation if the target is in HBM.
+    """
     if not target.tensor.buffer.on_chip:
         raise RuleViolation(
             on_chip_target, f"an assignment to {target.tensor.describe()}", hint="nl.store(x[...], value)"
@@ -312,14 +315,20 @@ def on_chip_target(target: Region) -> None:
 
 @rule("NKW-BETA1-ASSIGN-VALUE")
 def assignable(value: Any) -> None:
-    """The value assigned to a tile is a tile or a number."""
+    """The value assigned to a tile is a tile or a number.
+
+    Raises RuleViolation for anything but a Python or NumPy number. Called for values that are no tiles.
+    """
     if not isinstance(value, (int, float, np.number, np.bool_)):
         raise RuleViolation(assignable, f"{type(value).__name__} {value!r:.60}")
 
 
 @rule("NKW-BETA1-ASSIGN-SHAPE")
 def target_fits(target: Region, source: Region) -> None:
-    """A tile is assigned to a target with as many partitions and as many elements per partition."""
+    """A tile is assigned to a target with as many partitions and as many elements per partition.
+
+    Raises RuleViolation if the numbers differ; the dims may.
+    """
     size, wanted = (int(np.prod(shape[1:], dtype=np.int64)) for shape in (source.shape, target.shape))
     if size != wanted or source.shape[0] != target.shape[0]:
         raise RuleViolation(target_fits, f"a {source.shape} tile to a target of shape {target.shape}")
@@ -327,7 +336,10 @@ def target_fits(target: Region, source: Region) -> None:
 
 @rule("NKW-BETA1-BLOCK")
 def block_by_number(key: Any) -> None:
-    """A block dim is indexed with an integer: each block is a tile of its own."""
+    """A block dim is indexed with an integer: each block is a tile of its own.
+
+    Raises RuleViolation for a slice, an Index, a Tile or an ellipsis.
+    """
     if isinstance(key, (slice, Index, Tile, EllipsisType)):
         raise RuleViolation(
             block_by_number, f"{type(key).__name__} on a block dim", hint="loop over the blocks"

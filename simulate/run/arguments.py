@@ -292,7 +292,10 @@ def _check_output(rank: Rank, check: Callable[[NkiTensor], object], tensor: NkiT
 
 @rule("NKW-OUTPUT-MEMORY")
 def output_in_hbm(tensor: NkiTensor) -> None:
-    """A kernel returns tensors in HBM, allocated with buffer=nl.shared_hbm."""
+    """A kernel returns tensors in HBM, allocated with buffer=nl.shared_hbm.
+
+    Raises RuleViolation if the tensor is in SBUF or PSUM.
+    """
     if tensor.buffer.on_chip:
         raise RuleViolation(
             output_in_hbm,
@@ -303,7 +306,10 @@ def output_in_hbm(tensor: NkiTensor) -> None:
 
 @rule("NKW-OUTPUT-UNWRITTEN")
 def output_was_written(tensor: NkiTensor) -> None:
-    """Every output of a kernel is written before it is returned."""
+    """Every output of a kernel is written before it is returned.
+
+    Raises RuleViolation if no byte of the tensor's allocation was written.
+    """
     if tensor.storage.validity.uniform == EMPTY:
         raise RuleViolation(
             output_was_written,

@@ -143,7 +143,10 @@ def _resolve_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
 
 @rule("NKW-UNWRITTEN")
 def reads_what_was_written() -> None:
-    """An instruction reads only bytes that were written before."""
+    """An instruction reads only bytes that were written before.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 def check_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolation | None:
@@ -233,4 +236,7 @@ def _read_register_states(validity: Validity, rows: int) -> np.ndarray:
 
 @rule("NKW-REGISTERS-UNSET")
 def registers_were_set() -> None:
-    """Accumulator registers are reset before an instruction adds to them or reads them out."""
+    """Accumulator registers are reset before an instruction adds to them or reads them out.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

@@ -217,4 +217,7 @@ def round_to_dtype(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
 
 @rule("NKW-READ-ONLY")
 def input_is_writable() -> None:
-    """An array that a kernel writes to is writable."""
+    """An array that a kernel writes to is writable.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

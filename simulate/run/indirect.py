@@ -141,7 +141,10 @@ def _resolve_groups(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) 
 
 @rule("NKW-OOB")
 def run_time_index_inside() -> None:
-    """An index read at run time stays inside the dim it addresses."""
+    """An index read at run time stays inside the dim it addresses.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 def _is_scalar(tile: object) -> bool:
@@ -151,7 +154,11 @@ def _is_scalar(tile: object) -> bool:
 
 @rule("NKW-INDEX-TILE")
 def index_tile(dynamic: Dynamic, view: NkiTensor) -> None:
-    """Row numbers are an int32 or uint32 SBUF tile with one element per partition of the view."""
+    """Row numbers are an int32 or uint32 SBUF tile with one element per partition of the view.
+
+    Raises RuleViolation if the index of `dynamic` has another dtype or size for `view`. A register counts as such a
+    tile, also of int64.
+    """
     tile = dynamic.index
     rows = view.shape[0] if dynamic.per_partition else 1
     dtypes = ("int32", "uint32", "int64") if _is_scalar(tile) else ("int32", "uint32")

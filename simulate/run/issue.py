@@ -619,4 +619,7 @@ def _accumulate(
 
 @rule("NKW-PSUM-UNSTARTED")
 def accumulation_was_started() -> None:
-    """accumulate=True adds to what an earlier matmul wrote; on a location never written it is undefined."""
+    """accumulate=True adds to what an earlier matmul wrote; on a location never written it is undefined.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """

@@ -389,14 +389,20 @@ def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
 
 @rule("NKW-REGION")
 def is_region(buffer: Any) -> None:
-    """buffer is nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm."""
+    """buffer is nl.sbuf, nl.psum, nl.hbm, nl.private_hbm or nl.shared_hbm.
+
+    Raises RuleViolation for anything but a MemoryRegion.
+    """
     if not isinstance(buffer, MemoryRegion):
         raise RuleViolation(is_region, f"buffer={buffer!r:.40}", hint="buffer=nl.sbuf")
 
 
 @rule("NKW-TILE-SHAPE")
 def on_chip_shape(hardware: Hardware, shape: tuple[int, ...]) -> None:
-    """A tile on chip has two to five dims and at most 128 partitions."""
+    """A tile on chip has two to five dims and at most 128 partitions.
+
+    Raises RuleViolation for another shape. The limits are those of the chip's record.
+    """
     if not 2 <= len(shape) <= hardware.dims_max or shape[0] > hardware.partitions:
         raise RuleViolation(
             on_chip_shape,
@@ -408,7 +414,10 @@ def on_chip_shape(hardware: Hardware, shape: tuple[int, ...]) -> None:
 
 @rule("NKW-TILE-SIZE")
 def tile_fits(hardware: Hardware, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
-    """A single tile fits into the usable bytes of a partition."""
+    """A single tile fits into the usable bytes of a partition.
+
+    Raises RuleViolation if a tile of this shape and dtype needs more bytes per partition than the memory has.
+    """
     needed = views.count(shape[1:]) * dtype.itemsize
     limit = capacity_bytes(hardware, buffer)
     if needed > limit:
@@ -431,7 +440,8 @@ def address_fits(
 ) -> None:
     """address=(partition, byte) lies inside the memory with the whole tile; in PSUM it starts on a bank.
 
-    One paragraph of the reference calls the second number elements, its examples use bytes; bytes are meant here.
+    Raises RuleViolation for an address of another form, or at which the tile does not fit. One paragraph of the
+    reference calls the second number elements, its examples use bytes; bytes are meant here.
     """
     needed = views.count(shape[1:]) * dtype.itemsize
     limit = capacity_bytes(hardware, buffer)
@@ -475,13 +485,19 @@ def _nearest_address(
 
 @rule("NKW-ADDRESS-HBM", hint="leave address out, or allocate in nl.sbuf or nl.psum")
 def address_is_on_chip(buffer: MemoryRegion, address: Any) -> None:
-    """address= is a partition and an offset inside it, so it places tiles in SBUF and PSUM only."""
+    """address= is a partition and an offset inside it, so it places tiles in SBUF and PSUM only.
+
+    Always raises RuleViolation; called for an address of a tensor in HBM.
+    """
     raise RuleViolation(address_is_on_chip, f"address={address!r:.40} in {buffer.value}")
 
 
 @rule("NKW-SHARED-ALLOCATION")
 def shared_allocations_agree() -> None:
-    """Both cores of a logical core allocate the same shared HBM tensors in the same order."""
+    """Both cores of a logical core allocate the same shared HBM tensors in the same order.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 def capacity_bytes(hardware: Hardware, buffer: MemoryRegion) -> int:

@@ -193,12 +193,18 @@ class NkiInstruction(NKIObject):
 
 @rule("NKW-ORDER-HANDLE")
 def producer_is_instruction() -> None:
-    """depends_on takes what instructions return, not the tiles they write."""
+    """depends_on takes what instructions return, not the tiles they write.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @rule("NKW-ORDER-CORE")
 def producer_of_this_core() -> None:
-    """An ordering request joins two instructions of one core in one launch."""
+    """An ordering request joins two instructions of one core in one launch.
+
+    Does nothing when called: errors that break the rule are raised elsewhere and name it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
