@@ -109,7 +109,11 @@ class _Awaited:
             self._pipes.register(reader, selectors.EVENT_READ, stream)
 
     def record(self) -> Record:
-        """Wait for the end of the child and return its record; raises as `run_in_child` does."""
+        """Wait for the end of the child and return its record.
+
+        Raises ChildEnded if the child left no record, reached the time limit, or its command failed;
+        KeyboardInterrupt if this process or the child was interrupted or terminated.
+        """
         while self._status is None:
             try:
                 self._wait()

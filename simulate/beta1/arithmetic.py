@@ -62,7 +62,10 @@ def apply_binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None)
 
 
 def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
-    """Record a remark if a binary operation broadcasts over partitions, or over free dims of more than a column."""
+    """Record a remark in the stream if a binary operation repeats x or y along partitions or several free dims.
+
+    A tile with one element per partition may be repeated along free dims without a remark.
+    """
     over_rows = x.shape[0] != y.shape[0]
     free = [tile.shape[1:] for tile in (x, y)]
     over_third = (

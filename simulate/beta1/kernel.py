@@ -80,7 +80,10 @@ class Benchmarked(Kernel):
     benchmark_result: SimpleNamespace
 
     def __getitem__(self, grid: Any) -> Benchmarked:
-        """Return this kernel over a grid, as `Kernel` does."""
+        """Return this kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
+
+        Raises InvalidArgument for anything but integers of 0 or more.
+        """
         return Benchmarked(self.function, super().__getitem__(grid).grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

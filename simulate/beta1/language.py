@@ -93,10 +93,10 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """Allocate a tensor of zeros; see `ndarray`.
+    """Allocate a tensor of zeros in SBUF or PSUM: a Tile, or with dims before nl.par_dim a BlockTensor.
 
     In PSUM nothing is written: the first matmul overwrites the elements, and a memset is issued if another
-    instruction reads them before.
+    instruction reads them before. Raises RuleViolation for a tensor in HBM, and InvalidArgument for a wrong shape.
     """
     tensor = ndarray(shape, dtype, buffer=buffer, name=name)
     if tensor.buffer is not MemoryRegion.psum:
@@ -107,14 +107,20 @@ def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: An
 
 
 def ones(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """Allocate a tensor filled with 1 by memset; see `ndarray`."""
+    """Allocate a tensor in SBUF or PSUM, filled with 1 by memset: a Tile, or with dims before nl.par_dim a BlockTensor.
+
+    Raises RuleViolation for a tensor in HBM, and InvalidArgument for a wrong shape.
+    """
     return full(shape, 1, dtype, buffer=buffer, name=name)
 
 
 def full(
     shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any
 ) -> Tile | BlockTensor:
-    """Allocate a tensor filled with one value by memset; see `ndarray`."""
+    """Allocate a tensor in SBUF or PSUM and fill it by memset: a Tile, or with dims before nl.par_dim a BlockTensor.
+
+    Raises RuleViolation for a tensor in HBM, and InvalidArgument for a wrong shape.
+    """
     return _fill_tensor(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
 
 
@@ -125,12 +131,12 @@ def _fill_tensor(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
 
 
 def zeros_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
-    """Allocate a tensor of zeros with the shape of another, and its dtype and memory unless they are given."""
+    """Allocate a tensor of zeros with the shape of `a`, and its dtype and memory unless they are given; not in HBM."""
     return zeros(_get_shape(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 
 def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
-    """Allocate an uninitialised tensor with the shape of another, and its dtype and memory unless given."""
+    """Allocate an uninitialised tensor with the shape of `a`, and its dtype and memory unless they are given."""
     return ndarray(_get_shape(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 

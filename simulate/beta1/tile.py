@@ -101,7 +101,11 @@ class Tile(NKIObject):
         return type(self).from_region(self._select_region(key))
 
     def _select_region(self, key: Any) -> Region:
-        """Return the region `tile[key]`: by slices and integers, by index expressions, or by a tile of row numbers."""
+        """Return the region `tile[key]`: by slices and integers, by index expressions, or by a tile of row numbers.
+
+        Raises RuleViolation or OutOfBounds for a key of another form or outside of the tile; index expressions are
+        checked later.
+        """
         keys = key if isinstance(key, tuple) else (key,)
         if any(isinstance(element, EllipsisType) for element in keys):
             if len(keys) == 1:

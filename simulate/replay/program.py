@@ -212,7 +212,11 @@ class Program:
         peers: Processes | None,
         perturbation: Perturbation | None,
     ) -> list[Any]:
-        """Bind the arrays, run the program, and return each rank's output; see `run`."""
+        """Bind storages to the arrays, run the program as rewritten or as recorded, and return each rank's output.
+
+        Raises InvalidArgument for arrays of other shapes, dtypes or numbers, and NkwError for a run-time index out of
+        bounds.
+        """
         if len(arrays) != len(self._inputs):
             raise build_arrays_error(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
         for inputs, rank_arrays in zip(self._inputs, arrays):

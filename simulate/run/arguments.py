@@ -193,7 +193,11 @@ class Arguments:
         return to_torch(array) if self.torch_seen else array
 
     def _read_array(self, tensor: NkiTensor) -> np.ndarray:
-        """Return the NumPy array of a returned tensor; see `to_arrays`."""
+        """Return the NumPy array of a returned tensor: the caller's for an entire argument, else one of its bytes.
+
+        A dry launch has zeros. A partly written tensor gives a warning of the launch. Raises RuleViolation for a
+        tensor on chip or never written, if the launch's rules refuse it.
+        """
         _check_output(self._rank, output_in_hbm, tensor)
         if self._dry:
             zeros = np.zeros(

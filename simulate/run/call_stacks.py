@@ -79,7 +79,15 @@ class TracedStream(Stream):
         line: Line,
         rendezvous: int | None = None,
     ) -> NkiInstruction:
-        """Record one instruction with its call stack and return its handle; see `Stream.append`."""
+        """Record one instruction with its call stack as the next event and return its handle; only `issue` calls this.
+
+        Args:
+            template: The planned instruction.
+            reads: The tensors that it reads.
+            writes: The tensors that it writes.
+            line: The kernel line.
+            rendezvous: The serial number of its rendezvous, if any.
+        """
         self._chain_ids.append(self._calls.number_running_stack(line))
         return super().append(template, reads, writes, line, rendezvous)
 

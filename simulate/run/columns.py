@@ -77,7 +77,7 @@ class Columns:
 
     @cached_property
     def states(self) -> dict[int, State]:
-        """State of the core that an instruction uses, such as a random generator, by event, if it uses one."""
+        """State that an event uses, such as a random generator of the core, by event; other events are missing."""
         states = [template.plan.state for template in self._templates]
         if not any(states):
             return {}

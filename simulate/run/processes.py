@@ -219,7 +219,11 @@ class Processes:
             return self._wait(arrivals)
 
     def _wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
-        """Wait as `wait` does; RuntimeErrors of torch pass."""
+        """Wait until one of several rendezvous is complete; return its index and the arrivals of its members in order.
+
+        Raises Deadlock if none can ever be complete, NkwError if a member has failed, and torch's RuntimeError for a
+        lost store.
+        """
         began = checked = time.monotonic()
         while True:
             for index, arrival in enumerate(arrivals):

@@ -37,7 +37,10 @@ class BlockedMatmul:
     source: DType | np.dtype[Any]
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of `multiply`."""
+        """Return one (function, arguments), not called yet, that writes `reads[0] @ reads[1]` to `writes[0]`.
+
+        `writes[1]` is scratch, in which the right matrix is widened block by block.
+        """
         return [(multiply, [self.source, *reads, *writes])]
 
 

@@ -155,7 +155,11 @@ class Builder:
         return target
 
     def read(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """Return a view of a provenance's elements in `dtype`, which an operation converts; see `gather_view`."""
+        """Return a view of a provenance's elements in `dtype`; other dtypes are widened to float32 by an operation.
+
+        Elements that no strided view of one value has are copied to a new buffer. Raises NotFused if an element was
+        written by no instruction, or there are too many views.
+        """
         return self.convert(self.gather_view(provenance, dtype), dtype)
 
     def convert(self, view: View, dtype: DType | np.dtype[Any]) -> View:

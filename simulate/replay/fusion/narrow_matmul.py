@@ -38,7 +38,10 @@ class NarrowMatmul:
     """Opcode of a matmul of two bfloat16 matrices with float32 sums and a float32 result."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of oneMKL if it is there, else of torch."""
+        """Return one (function, arguments), not called yet, that writes `reads[0] @ reads[1]` to `writes[0]`.
+
+        oneMKL multiplies if torch contains it, else torch.
+        """
         left, right = reads
         out = writes[0]
         if speed.has_onemkl():
@@ -54,7 +57,10 @@ class SplitMatmul:
     """Opcode of a matmul of a float32 and a bfloat16 matrix; results after the first are scratch for `multiply`."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of `multiply`."""
+        """Return one (function, arguments), not called yet, that writes `reads[0] @ reads[1]` to `writes[0]`.
+
+        `reads[0]` is float32, and the other results are scratch.
+        """
         return [(multiply, [*reads, *writes])]
 
 

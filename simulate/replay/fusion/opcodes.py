@@ -34,7 +34,7 @@ class Ufunc:
     dtype: np.dtype[Any] | None
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of the ufunc."""
+        """Return one (function, arguments), not called yet, that writes the ufunc of all arguments to `writes[0]`."""
         arguments = list(reads)
         for position, _, number in self.scalars:
             arguments.insert(position, number)
@@ -57,7 +57,10 @@ class Reduce:
     keepdims: bool
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call: of the ufunc's `reduce`, or, for an axis of two elements, of the ufunc on both."""
+        """Return one (function, arguments), not called yet, that writes the reduction of `reads[0]` to `writes[0]`.
+
+        For an axis of two elements it is the ufunc on both, which is faster.
+        """
         if isinstance(self.axes, int) and reads[0].shape[self.axes] == 2:
             return [(_reduce_two, [self.function, self.axes, *reads, writes[0]])]
         return [(self.function.reduce, [reads[0], self.axes, self.dtype, writes[0], self.keepdims])]
@@ -68,7 +71,10 @@ class Select:
     """Opcode of np.where: reads are the condition, the elements where it is true, and those where it is false."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return two calls: a copy of the third operand, then of the second one where the condition is true."""
+        """Return two (function, arguments), not called yet, that fill `writes[0]`.
+
+        The first copies `reads[2]`, the second copies `reads[1]` where the condition `reads[0]` is true.
+        """
         out, (condition, chosen, other) = writes[0], reads
         return [(np.copyto, [out, other]), (np.copyto, [out, chosen, "same_kind", condition])]
 
@@ -78,7 +84,7 @@ class Copy:
     """Opcode of a copy of the operand in its dtype."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one numpy call."""
+        """Return one (function, arguments), not called yet, that copies `reads[0]` to `writes[0]`."""
         return [(np.copyto, [writes[0], reads[0]])]
 
 
@@ -89,7 +95,7 @@ class Widen:
     source: DType | np.dtype[Any]
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one numpy call."""
+        """Return one (function, arguments), not called yet, that writes `reads[0]` as float32 to `writes[0]`."""
         return [(widen, [self.source, writes[0], reads[0]])]
 
 
@@ -100,7 +106,7 @@ class Narrow:
     target: DType
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one numpy call."""
+        """Return one (function, arguments), not called yet, that writes `reads[0]`, rounded, to `writes[0]`."""
         if self.target in _WIDENED_BY_NUMPY:
             return [(np.copyto, [writes[0], reads[0], "unsafe"])]
         return [(_assign, [partial(from_float32, dtype=self.target), writes[0], reads[0]])]
@@ -111,7 +117,7 @@ class Matmul:
     """Opcode of a matmul of two float32 matrices."""
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one numpy call."""
+        """Return one (function, arguments), not called yet, that writes `reads[0] @ reads[1]` to `writes[0]`."""
         return [(np.matmul, [*reads, writes[0]])]
 
 
@@ -208,7 +214,10 @@ class Gather:
     dynamic_view: DynamicView
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, which raises OutOfBounds for an index outside the tensor."""
+        """Return one (function, arguments), not called yet, that copies selected elements of `reads[0]` to `writes[0]`.
+
+        `reads[1]` is the index; the call raises OutOfBounds for an index outside the tensor.
+        """
         return [(_gather, [self.dynamic_view, writes[0], *reads])]
 
 
@@ -219,7 +228,10 @@ class Scatter:
     dynamic_view: DynamicView
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, which raises OutOfBounds for an index outside the tensor."""
+        """Return one (function, arguments), not called yet, that copies `reads[0]` to selected elements of `writes[0]`.
+
+        `reads[1]` is the index; the call raises OutOfBounds for an index outside the tensor.
+        """
         return [(_scatter, [self.dynamic_view, writes[0], *reads])]
 
 
@@ -230,7 +242,7 @@ class ComputeCall:
     plan: Plan
 
     def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """Return the one call, of the plan's `compute`."""
+        """Return one (function, arguments), not called yet, that writes results of the plan's `compute` to `writes`."""
         return [(_compute, [self.plan, len(writes), *writes, *reads])]
 
 
