@@ -244,9 +244,10 @@ class _Awaited:
             os.kill(self._process, number)
 
     def _stop(self, stopped: KeyboardInterrupt) -> None:
-        """Pass an interrupt or a termination on to the child; a second one kills the child.
+        """Note the first interrupt or termination of this process and pass it on; a second one kills the child.
 
-        A terminal sends an interrupt to parent and child alike, so it is passed on only where stdin is no terminal.
+        A terminal sends an interrupt to parent and child alike, so it is passed on only if stdin is no terminal.
+        After a termination the child has ten seconds to end.
         """
         if self._stopped is not None:
             self._send(signal.SIGKILL)

@@ -142,7 +142,10 @@ def expect_kernel(who: str, kernel: Any) -> None:
 
 
 def process_replays() -> ReplayCache:
-    """Return the replay cache of launches outside a World, such as plain calls of kernels."""
+    """Return the replay cache that launches outside of any World use now, such as plain calls of kernels.
+
+    It is the one of the innermost `replaying` block, else that of the process, which is created on first use.
+    """
     from simulate.replay import ReplayCache
 
     if not _replays:

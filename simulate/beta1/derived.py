@@ -115,7 +115,7 @@ def _convert_operand(name: str, value: Any) -> Any:
 
 
 def _view_flags(predicate: Tile) -> NkiTensor:
-    """Return a predicate as NKI 0.6 takes it: the bytes of a boolean tile as uint8."""
+    """Return a predicate as the instruction book takes it: bytes of a boolean tile as uint8, others unchanged."""
     tensor = predicate.operand
     return tensor.view("uint8") if tensor.dtype == "bool_" else tensor
 

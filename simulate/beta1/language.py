@@ -256,12 +256,12 @@ def mean(
 
 
 def negative(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """Return -x."""
+    """Return -x as a tile, by a multiplication with -1."""
     return arithmetic.apply_binary("multiply", x, -1.0, dtype, mask)
 
 
 def logical_not(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """Return 1 where x is 0, else 0."""
+    """Return a tile with 1 where x is 0, else 0, of dtype bool unless `dtype` is given."""
     return arithmetic.apply_binary("equal", x, 0, dtype, mask)
 
 

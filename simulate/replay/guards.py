@@ -196,7 +196,7 @@ class Guards:
         self._elements += elements
 
     def _queue(self, values: Iterable[Any], description: str, names: frozenset[str]) -> None:
-        """Queue values to be guarded.
+        """Append values to the list of those that `__init__` has still to guard.
 
         Args:
             values: The values, which code of the kernel reaches.

@@ -55,18 +55,18 @@ class Columns:
 
     @cached_property
     def engines(self) -> array[int]:
-        """Number of the engine of every event."""
+        """Number (`Engine.number`) of the engine that executes the event, for every event."""
         return self._expand_column("B", [template.plan.engine.number for template in self._templates])
 
     @cached_property
     def triggers(self) -> array[int]:
-        """Number of the engine whose stream triggers the event, for every event."""
+        """Number of the engine whose instruction stream starts the event: a DMA's trigger, else the event's engine."""
         plans = [template.plan for template in self._templates]
         return self._expand_column("B", [(plan.trigger or plan.engine).number for plan in plans])
 
     @cached_property
     def costs(self) -> list[Cost]:
-        """Distinct costs."""
+        """Distinct costs of the templates, which `cost_ids` indexes."""
         return list({id(template.plan.cost): template.plan.cost for template in self._templates}.values())
 
     @cached_property

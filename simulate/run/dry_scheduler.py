@@ -20,11 +20,11 @@ class DryScheduler(CoreScheduler):
     """
 
     def __init__(self, count: int, streams: Sequence[Stream]) -> None:
-        """Set the number of cores.
+        """Create a scheduler whose cores do not run yet.
 
         Args:
             count: The number of cores.
-            streams: The streams of the cores, which are complete when the cores run.
+            streams: The list of the cores' streams, which the caller completes before `run`.
         """
         super().__init__(count)
         self._streams = streams

@@ -43,7 +43,7 @@ class ProcessMessage:
     process_id: int
 
     def encode(self) -> str:
-        """Return the JSON text."""
+        """Return the message as JSON text, which `decode` reads."""
         return json.dumps([self.host, self.process_id])
 
     @classmethod
@@ -77,7 +77,7 @@ class StateMessage:
     missing: Sequence[Sequence[str]] = ()
 
     def encode(self) -> str:
-        """Return the JSON text."""
+        """Return the message as JSON text, which `decode` reads."""
         return json.dumps([self.count, self.status, self.text, [list(keys) for keys in self.missing]])
 
     @classmethod
@@ -115,7 +115,7 @@ class ArrivalMessage:
     shapes: Sequence[Shape] = field(default_factory=list)
 
     def encode(self) -> str:
-        """Return the JSON text.
+        """Return the message as JSON text, which `decode` reads.
 
         Raises:
             InvalidArgument: An operand has a dtype that no other process can read.
@@ -154,7 +154,7 @@ class ArraysMessage:
     shapes: Sequence[Shape]
 
     def encode(self) -> str:
-        """Return the JSON text.
+        """Return the message as JSON text, which `decode` reads; the arrays' bytes are not in it.
 
         Raises:
             InvalidArgument: An array has a dtype that no other process can read.

@@ -20,7 +20,7 @@ def observers() -> tuple[Observer, ...]:
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let `observer` observe every launch made inside a `with` block."""
+    """Let `observer` be told of every launch made inside a `with` block, in any thread of this process."""
     _observers.append(observer)
     try:
         yield

@@ -29,7 +29,7 @@ class OutputWarnings(Observer):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Record whether all arguments are finite, before the kernel may write to them."""
+        """Note whether all array arguments are finite, before the kernel may write to them; False in a dry launch."""
         self._has_finite_arguments = request.mode is not Mode.dry and all(
             np.isfinite(_read_values(NkiTensor.from_storage(storage.shape, storage.dtype, storage))).all()
             for storages in inputs

@@ -357,7 +357,10 @@ class Processes:
         return StateMessage.decode(self._store.get(f"state/{rank}"), rank)
 
     def _has_died(self, rank: int) -> bool:
-        """Return whether a rank's process ran on this host and has ended: a killed process does not publish its end."""
+        """Return whether a rank's process ran on this host and no longer exists; False for a process on another host.
+
+        A killed process does not publish its end.
+        """
         process = ProcessMessage.decode(self._store.get(f"process/{rank}"), rank)
         is_local = os.name == "posix" and process.host == platform.node()
         return is_local and not _is_alive(process.process_id)

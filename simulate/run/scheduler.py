@@ -68,7 +68,7 @@ class CoreScheduler:
         on_resume: Callable[[int], None] = lambda core: None,
         cores_per_rank: int = 1,
     ) -> None:
-        """Set the cores and their schedule.
+        """Create a scheduler whose cores do not run yet.
 
         Args:
             count: The number of cores.
@@ -359,6 +359,6 @@ def check_agreement(
 
 
 def check_world(ranks: int) -> None:
-    """Raise InvalidArgument for a world without ranks."""
+    """Raise InvalidArgument if `ranks`, the number of ranks of a world, is below 1."""
     if ranks < 1:
         raise InvalidArgument("NKW-WORLD", f"a world of {ranks} ranks; give 1 or more")

@@ -24,10 +24,10 @@ def eliminate_dead_code(builder: Builder) -> None:
 
 
 def eliminate_result_copies(builder: Builder, results: dict[int, Storage]) -> int:
-    """Make operations write directly to the destination of a later copy of their result.
+    """Remove copies of results: the operations that compute a result write to the copy's destination instead.
 
     Args:
-        builder: The program.
+        builder: The program, whose operations are changed.
         results: Storages that are written once and never read, by id. Destinations are these storages and buffers.
 
     Returns:

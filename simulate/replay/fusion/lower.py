@@ -65,7 +65,7 @@ class Lowering:
     """Lowering of one rank's plans; `memory` has the storages that keep their bytes, by id."""
 
     def __init__(self, recorded: Recorded, external: Sequence[Storage]) -> None:
-        """Find the storages that keep their bytes.
+        """Find the storages that keep their bytes and the instructions that stay unlowered; `run` lowers the others.
 
         Args:
             recorded: The plans of the rank, in program order.
@@ -371,7 +371,7 @@ def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
 
 
 def _is_masked_choice(plan: Plan) -> bool:
-    """Return whether an instruction writes selected elements of one tile, and its selection can be traced."""
+    """Return whether an instruction writes selected elements of one tile with a Masked that can be traced."""
     tiles = (*plan.reads, *plan.writes)
     if len(plan.writes) > 1 or plan.state is not None or any(tile.dynamic is not None for tile in tiles):
         return False

@@ -197,7 +197,10 @@ class _Steps:
 
 
 def _find_stores(ops: Sequence[Op]) -> dict[int, list[int]]:
-    """Return the positions of the operations that write each storage, by the storage's id."""
+    """Return the positions of the operations that write each storage, by the storage's id.
+
+    An unlowered instruction counts as a write to every tile that it reads or writes.
+    """
     stores_by_storage: dict[int, list[int]] = {}
     for position, op in enumerate(ops):
         if isinstance(op.opcode, Unlowered):
@@ -292,7 +295,7 @@ def _add_step_axis(view: View, count: int, step: int, dims: int) -> View:
 
 
 def _add_axis(opcode: Opcode) -> Opcode:
-    """Return an opcode for operands with one more axis at the front."""
+    """Return the opcode for operands with one more first axis: a Reduce with shifted axes, others unchanged."""
     if not isinstance(opcode, Reduce):
         return opcode
     axes = opcode.axes if isinstance(opcode.axes, tuple) else (opcode.axes,)
