@@ -42,7 +42,11 @@ class Condition:
     comparison: str
 
     def within(self, box: Box) -> np.ndarray:
-        """Return where the condition holds in a box, as a bool array that broadcasts to the box's shape."""
+        """Return a bool array that is True where the condition holds at a position of a box.
+
+        It has one axis per axis of the box, of size 1 where the condition does not depend on the position, so it
+        broadcasts to the box's shape.
+        """
         steps = (0,) * (len(box) - len(self.steps)) + self.steps
         value: Any = np.int64(self.offset)
         for axis, ((start, end), step) in enumerate(zip(box, steps)):

@@ -206,7 +206,13 @@ class Guards:
         self._pending += ((value, description, names) for value in values)
 
     def _guard_mapping(self, mapping: Mapping[Any, Any], description: str, names: frozenset[str]) -> None:
-        """Record the keys and values of a mapping, and queue them to be guarded."""
+        """Record the keys and values of a mapping, and queue them to be guarded; an empty mapping must stay empty.
+
+        Args:
+            mapping: The mapping.
+            description: How messages describe it, such as "the global x".
+            names: The attributes that the code may read of a module among the values.
+        """
         elements = dict(mapping)
         if not elements:
             self._empty.append(mapping)
@@ -247,7 +253,12 @@ class Guards:
                 raise NotFixed(f"{function.__name__} imports {name or 'a module'} while it runs")
 
     def _guard_closure(self, function: types.FunctionType, names: frozenset[str]) -> None:
-        """Record the variables of a function's closure, and queue their values to be guarded."""
+        """Record the variables of a function's closure, and queue their values to be guarded.
+
+        Args:
+            function: The function.
+            names: The attributes that the code may read of a module among the values.
+        """
         for cell in function.__closure__ or ():
             content = _read_cell(cell)
             self._cells.append(cell)

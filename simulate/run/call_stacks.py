@@ -59,7 +59,7 @@ class TracedTable(TensorTable):
             self.records[-1] = self.records[-1]._replace(callers=chain[:-1])
 
     def stream(self, rank: int, core: int) -> Stream:
-        """Return an empty stream of a core that uses these tensors."""
+        """Return an empty stream of a core, which uses this table and records call stacks (`TracedStream`)."""
         return TracedStream(rank, core, self)
 
 

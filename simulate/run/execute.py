@@ -116,11 +116,12 @@ def accumulate_product(tile: NkiTensor, product: np.ndarray, accumulate_mask: An
 
 
 def execute_again(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], partitions: int) -> None:
-    """Compute the results of a plan that `issue` has checked before, and write them, without checks.
+    """Compute the results of a plan that `issue` has checked before, and write them to its tensors, without checks.
 
     Args:
         plan: The plan, over tensors with bytes; it must have no rendezvous.
-        accumulate_mask: PSUM elements to which a matmul's product was added; None for other instructions.
+        accumulate_mask: PSUM elements to which a matmul's product is added: True for all, False for none, or a mask.
+            None for other instructions.
         states: The states of the core, such as random generators, by key; the plan may update them.
         partitions: The number of partitions of the chip.
     """
