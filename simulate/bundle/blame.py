@@ -62,8 +62,8 @@ class Diagnosis:
 class Comparison:
     """Comparison of a result with its bundle.
 
-    `intact` tells whether the bundle's files still have its digest. `steps` are those of a generation, in a
-    bundle of a model.
+    `cases` has every case of the bundle, in order. `intact` tells whether the bundle's files still have its
+    digest. `steps` are those of the generation, empty in a bundle of kernels.
     """
 
     bundle: Bundle
@@ -74,18 +74,18 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether every requested case agrees."""
+        """Whether something was requested, every requested case and every step agrees, and no fault is likely."""
         tokens = all(step.agrees for step in self.steps)
         return bool(self.tried) and all(case.agrees for case in self.tried) and tokens and not self.likely
 
     @property
     def tried(self) -> tuple[CaseComparison, ...]:
-        """Requested cases."""
+        """Cases with a result, in order: those that `--only` left out are missing."""
         return tuple(case for case in self.cases if case.result is not None)
 
     @property
     def programs(self) -> tuple[CaseComparison, ...]:
-        """A requested case for every program: the first that does not agree, else the first.
+        """A case with a result for every program: the first that does not agree, else the first.
 
         A program is a kernel with arguments of certain shapes. Only in a bundle of a model does a program
         have several cases.
@@ -104,7 +104,16 @@ class Comparison:
 
 
 def compare_cases(folder: Path, bundle: Bundle, result: Result, intact: bool) -> Comparison:
-    """Compare every case of a bundle with its result. Raises InvalidArgument if expected outputs cannot be read."""
+    """Compare every case of a bundle with its result.
+
+    Args:
+        folder: Folder of the bundle, with the arrays of expected outputs and, below `result`, of returned
+            ones.
+        intact: Whether the bundle's files still have its digest.
+
+    Raises:
+        InvalidArgument: If an expected output cannot be read.
+    """
     cases: list[CaseComparison] = []
     for case in bundle.cases:
         case_result = result.case(case.name)
@@ -115,7 +124,7 @@ def compare_cases(folder: Path, bundle: Bundle, result: Result, intact: bool) ->
 
 
 def _diagnose(comparison: Comparison) -> Iterable[Diagnosis]:
-    """Yield the likely faults by all rules."""
+    """Yield the likely faults by the rules of this module, in the order of rules."""
     yield from _diagnose_run(comparison)
     cases = comparison.programs
     disagreeing = []
@@ -135,7 +144,7 @@ def _diagnose(comparison: Comparison) -> Iterable[Diagnosis]:
 
 
 def _diagnose_run(comparison: Comparison) -> Iterable[Diagnosis]:
-    """Yield the faults of rule 1."""
+    """Yield the faults of rule 1: nothing ran, changed files, another target, an interrupted run."""
     reasons = []
     if not any(case.ran for case in comparison.cases):
         messages = "; ".join(message for _, message in comparison.result.failures)
@@ -172,7 +181,12 @@ def _explain_release(comparison: Comparison) -> str:
 def _diagnose_failed(
     failed: Sequence[CaseComparison], cases: Sequence[CaseComparison]
 ) -> Iterable[Diagnosis]:
-    """Yield the faults of rule 4."""
+    """Yield the faults of rule 4 for cases that were refused or failed.
+
+    Args:
+        failed: The cases that returned no outputs.
+        cases: A case for every program, with which `failed` are compared.
+    """
     nothing_ran = not any(case.ran for case in cases)
     for case in failed:
         assert case.result is not None
@@ -198,7 +212,12 @@ def _diagnose_failed(
 def _diagnose_wrong(
     disagreeing: Sequence[CaseComparison], cases: Sequence[CaseComparison]
 ) -> Iterable[Diagnosis]:
-    """Yield the faults of rules 5 to 9."""
+    """Yield the faults of rules 5 to 9 for wrong cases.
+
+    Args:
+        disagreeing: Cases that do not agree and are not explained by rule 2.
+        cases: A case for every program; those that agree clear their instructions.
+    """
     wrong = [case for case in disagreeing if case.agreement is Agreement.wrong]
     for case in wrong:
         if case.case.findings:
@@ -225,7 +244,12 @@ def _diagnose_wrong(
 def _diagnose_times(
     disagreeing: Sequence[CaseComparison], cases: Sequence[CaseComparison]
 ) -> Iterable[Diagnosis]:
-    """Yield the faults of rule 10."""
+    """Yield the faults of rule 10 for cases whose time is outside its bracket and whose outputs are not wrong.
+
+    Args:
+        disagreeing: Cases that do not agree and are not explained by rule 2.
+        cases: A case for every program; those with a time inside clear their instructions.
+    """
     outside = [case for case in disagreeing if case.inside is False and case.agreement is not Agreement.wrong]
     inside = [case for case in cases if case.inside]
 
@@ -263,11 +287,16 @@ def _diagnose_by_instruction(
     observation: str,
     diagnose: Callable[[CaseComparison, set[str]], Diagnosis],
 ) -> Iterable[Diagnosis]:
-    """Yield a fault for the bad cases if they share instructions that no good case uses, else a fault for each.
+    """Yield one fault for all bad cases if they share instructions that no good case uses, else a fault for each.
+
+    The one fault needs two or more bad cases and at least one good case.
 
     Args:
-        observation: What the bad cases have in common. diagnose: Returns the fault of a case, given its
-            suspect instructions.
+        bad: The cases to explain.
+        good: The cases whose instructions are cleared.
+        rule: Number of the rule in this module.
+        observation: What the bad cases have in common, as the end of a sentence.
+        diagnose: Returns the fault of a bad case, given its instructions that no good case uses.
     """
     cleared = {op for case in good for op in case.case.instructions.ops}
     suspects = {case.case.name: set(case.case.instructions.ops) - cleared for case in bad}
@@ -286,7 +315,7 @@ def _get_names(cases: Iterable[CaseComparison]) -> tuple[str, ...]:
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Return the first names, and the number of the remaining ones."""
+    """Return the first four names in sorted order, and how many more there are."""
     ordered = sorted(names)
     more = f" and {len(ordered) - _MOST_NAMED} more" if len(ordered) > _MOST_NAMED else ""
     return ", ".join(ordered[:_MOST_NAMED]) + more

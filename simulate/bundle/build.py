@@ -71,10 +71,16 @@ def build_case(
     sources: Sources,
     reference: Reference | None = None,
 ) -> tuple[Case, Arrays]:
-    """Build the case of a kernel by name on arguments given as text; return it and its arrays by file.
+    """Build the case of a kernel by name on arguments given as text; return it and its arrays by file name.
 
-    The kernel's files are added to `sources`. Without a reference, `<kernel>_reference` of the kernel's
-    module is used. If there is none, outputs have no tolerance.
+    The kernel's files are added to `sources`. The arrays are inputs and expected outputs.
+
+    Args:
+        kernel_name: FILE.py:NAME or MODULE:NAME.
+        arguments: Words of a command line, such as "bf16[128,512]".
+        name: Name of the case.
+        reference: Function of the exact outputs; by default `<kernel>_reference` of the kernel's module. If
+            there is none, outputs have no tolerance.
 
     Raises:
         InvalidArgument: For several ranks, arrays above 10 MB, arguments that cannot be stored, or outputs
@@ -87,11 +93,12 @@ def build_case(
 
 
 class Program:
-    """A kernel with arguments of certain shapes: a launch on copies of its first arguments, and common properties.
+    """A kernel with arguments of certain shapes: a launch on copies of its first arguments, and shared properties.
 
-    `outputs` are those of this launch. `written` names for each output the argument that it overwrites, or is
-    empty. Chip and physical cores default to those of the environment. Without a reference,
-    `<kernel>_reference` of the kernel's module is used. The kernel's files are added to `sources`.
+    `outputs` are the arrays of this launch. `written` names for each output the argument that it overwrites,
+    or is empty. `predicted` has the times, `findings` the codes that `nkw check` reports. Creating a program
+    launches the kernel and adds the kernel's files to `sources`. Chip and physical cores default to those of
+    the environment. Without a reference, `<kernel>_reference` of the kernel's module is used.
     """
 
     def __init__(
@@ -125,7 +132,7 @@ class Program:
         self._contractions: Sequence[int] | None = None
 
     def case(self, name: str, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Case:
-        """Return a launch of the program as a case."""
+        """Return a launch of the program as a case with this name, these arguments and these expected outputs."""
         return Case(
             name,
             self.name,
@@ -143,13 +150,17 @@ class Program:
     def tolerances(
         self, call: Call, outputs: Sequence[np.ndarray], name: str
     ) -> tuple[list[Tolerance | None], str]:
-        """Derive the tolerance of every output of a launch as `nkw verify` does, or return the reason for none.
+        """Return the tolerance of every output of a launch, derived as `nkw verify` does, and an empty string.
+
+        Without a usable reference, every tolerance is None, and the string is the reason.
 
         Args:
             call: The arguments before the launch.
+            outputs: What the simulator returned.
+            name: Name of the case, for messages.
 
         Raises:
-            InvalidArgument: If the reference contradicts an output.
+            InvalidArgument: If the reference contradicts an output, or returns another number of arrays.
         """
         try:
             reference = self._reference or find_reference(self._kernel, self._kernel.__name__)
@@ -202,13 +213,16 @@ def make_case(
     cores: int | None = None,
     operands: Mapping[int, str] | None = None,
 ) -> tuple[Case, Arrays]:
-    """Build the case of a plain function on the arguments of a call, as `build_case` does.
+    """Build the case of a plain function on the arguments of a call; return it and its arrays by file name.
 
     The kernel is launched on copies, so that overwritten arrays are stored as they were before the launch.
-    Chip and physical cores default to those of the environment.
+    The kernel's files are added to `sources`. Chip and physical cores default to those of the environment.
 
     Args:
-        operands: Names of weights by the identity of their arrays, which are not stored.
+        operands: Names of operands of weights by `id` of their arrays; these arrays are not stored.
+
+    Raises:
+        InvalidArgument: As `build_case`.
     """
     arguments, inputs = _make_arguments(kernel, call, name, operands or {})
     _check_size(inputs, name)
@@ -232,7 +246,7 @@ def _check_size(arrays: Arrays, name: str) -> None:
 def _make_arguments(
     kernel: Callable[..., Any], call: Call, name: str, operands: Mapping[int, str]
 ) -> tuple[tuple[Argument, ...], Arrays]:
-    """Return the arguments of a case, and its input arrays by file."""
+    """Return the arguments of a case, and copies of its input arrays by file name, without operands of weights."""
     arguments, arrays = [], {}
     for parameter, argument in name_arguments(kernel, call):
         if id(argument) in operands:
@@ -248,12 +262,16 @@ def _make_arguments(
 
 
 def name_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
-    """Return the arguments of a call with their parameters, positional arguments first."""
+    """Return (parameter, argument) for every argument of a call, positional arguments first."""
     return [*zip(inspect.signature(kernel).parameters, call.args), *call.keywords.items()]
 
 
 def make_plain_argument(parameter: str, content: Any, name: str) -> Argument:
-    """Return an argument that is no array. Raises InvalidArgument if it cannot be stored."""
+    """Return an argument that is no array, as a dtype or a Python literal.
+
+    Raises:
+        InvalidArgument: If it is neither, so that the bundle cannot store it.
+    """
     if isinstance(content, DType):
         return Argument(parameter, DTYPE, text=f"{LANGUAGE}{content!s}")
     if isinstance(content, (type, np.dtype)):
@@ -264,7 +282,7 @@ def make_plain_argument(parameter: str, content: Any, name: str) -> Argument:
 
 
 def _make_outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
-    """Return the outputs of a case, and their arrays by file."""
+    """Return the expected outputs of a case with their tolerances, and their arrays by file name."""
     tolerances, why = program.tolerances(call, program.outputs, name)
     outputs, files = [], {}
     for number, array in enumerate(program.outputs):
@@ -288,24 +306,34 @@ def _make_outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output
 
 
 def _find_written_argument(output: np.ndarray, kernel: Callable[..., Any], call: Call) -> str:
-    """Return the array argument that the kernel overwrites and returns as this output; empty for a new array."""
+    """Return the name of the array argument that the kernel overwrites and returns as this output.
+
+    Returns:
+        The name of the first argument that shares memory with the output; empty if the output is a new array.
+    """
     arrays = ((name, array) for name, array in name_arguments(kernel, call) if isinstance(array, np.ndarray))
     return next((name for name, array in arrays if np.shares_memory(output, array)), "")
 
 
 def check_dtype(array: np.ndarray, number: int, name: str) -> None:
-    """Raise InvalidArgument for an output with a dtype that cannot be stored."""
+    """Raise InvalidArgument if output `number` of the case `name` has a dtype that cannot be stored."""
     if array.dtype.name not in DTYPES:
         raise make_error(f"output {number} of {name} is {array.dtype}, which cannot travel")
 
 
 def get_tile(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (rows, columns) of an output's tiles; leading dims are combined into rows."""
+    """Return (rows, columns) of the tiles for which digests of an output are taken: at most 128 by 512.
+
+    Leading dims are combined into rows.
+    """
     return min(_TILE_ROWS, max(1, math.prod(shape[:-1]))), min(_TILE_COLUMNS, max(1, shape[-1]))
 
 
 def predict(launch: Launch, root: Path) -> Predicted:
-    """Return the predicted times of a launch; lines are named by their path below `root`."""
+    """Return the predicted times of a launch in ns, with the 40 lines that take most of the critical path.
+
+    Lines are named by their path below `root`, or by the file name alone if the file is elsewhere.
+    """
     launch_profile = profile(launch.streams, launch.hardware, launch.kernel)
     lengths = {reading: float(timeline.length_ns) for reading, timeline in launch_profile.timelines.items()}
     lines = []
@@ -329,10 +357,10 @@ def predict(launch: Launch, root: Path) -> Predicted:
 
 
 def describe_instructions(streams: Sequence[Stream]) -> Instructions:
-    """Return number, names and digest of the instructions of a launch.
+    """Return number, names and SHA-256 of the instructions of a launch.
 
-    The digest is over a line of text for every instruction: its core, name, engine, and for every operand the
-    box in its tensor, with the tensor's shape, dtype and memory.
+    The digest is over a line of text for every instruction: its rank and core, name, engine, and for every
+    operand the box in its tensor, with the tensor's shape, dtype and memory.
     """
     digest = hashlib.sha256()
     ops: Counter[str] = Counter()

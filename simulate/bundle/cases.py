@@ -28,14 +28,18 @@ _BETA1_SDK = "2.20 to 2.27"
 
 @dataclass(frozen=True)
 class Written:
-    """A bundle in its folder; `nbytes` counts all of its files but the manifest."""
+    """A bundle that was written to a folder; `nbytes` counts the bytes of all of its files but the manifest."""
 
     folder: Path
     bundle: Bundle
     nbytes: int
 
     def report(self, left_out: Sequence[str] = ()) -> list[Part]:
-        """Return what was written and left out, as parts of a text."""
+        """Return the report of `nkw bundle` for a terminal: what was written and left out, and what to do next.
+
+        Args:
+            left_out: A line for each kernel left out.
+        """
         count, lnc = (
             format_launch_count(len(self.bundle.cases)),
             max((case.lnc for case in self.bundle.cases), default=1),
@@ -52,7 +56,7 @@ class Written:
         ]
 
     def document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
-        """Return what was written and left out, as JSON types."""
+        """Return what was written and left out, as JSON types for `nkw bundle --json`."""
         cases = [
             {"name": case.name, "lnc": case.lnc, "instructions": case.instructions.count}
             for case in self.bundle.cases
@@ -68,7 +72,7 @@ class Written:
 
 @dataclass
 class Cases:
-    """Cases in order, with their arrays by file and the source files that they need."""
+    """Cases in order, with their arrays by file name and the source files that they need."""
 
     cases: list[Case] = field(default_factory=list)
     arrays: Arrays = field(default_factory=dict)
@@ -77,7 +81,10 @@ class Cases:
     def add(
         self, kernel_name: str, arguments: Sequence[str], name: str, reference: Reference | None = None
     ) -> None:
-        """Build the case of a kernel on arguments given as text, and append it; see `build_case`."""
+        """Build the case of a kernel on arguments given as text, and append it with its arrays and sources.
+
+        See `build_case` for the arguments and errors.
+        """
         self._append(build_case(kernel_name, arguments, name, self.sources, reference))
 
     def add_launch(
@@ -90,9 +97,16 @@ class Cases:
         operands: Mapping[int, str],
         cores: int = 1,
     ) -> None:
-        """Add the plain function that `words` name on these very arguments, on physical cores of a rank of a chip.
+        """Build the case of a plain function on these arguments, and append it with its arrays and sources.
 
-        See `case_of`.
+        Args:
+            words: FILE.py:NAME or MODULE:NAME of the function.
+            args: Positional arguments; the kernel is launched on copies.
+            operands: Names of operands of weights by `id` of their arrays; these arrays are not stored.
+            cores: Physical cores of the logical core that runs the kernel.
+
+        Raises:
+            InvalidArgument: As `make_case`.
         """
         call = Call(args, {})
         self._append(
@@ -100,7 +114,7 @@ class Cases:
         )
 
     def _append(self, built: tuple[Case, Arrays]) -> None:
-        """Append a case and its arrays."""
+        """Append a case, and add its arrays by file name."""
         case, arrays = built
         self.cases.append(case)
         self.arrays.update(arrays)
@@ -113,7 +127,16 @@ class Cases:
         generation: Generation | None = None,
         weights: Weights | None = None,
     ) -> Written:
-        """Write the cases as a bundle of this kind; see `write_folder` for refusals."""
+        """Write the cases as a bundle of a kind into `folder`, and return it.
+
+        Only operands of weights that a case uses are written, and the random tensors that they need.
+
+        Args:
+            bundle_kind: KERNELS, LAYER or MODEL.
+
+        Raises:
+            InvalidArgument: If the folder is not empty or cannot be written, or if the bundle is too large.
+        """
         if weights is not None:
             weight_names = {
                 argument.text
@@ -134,7 +157,7 @@ class Cases:
 
 
 def format_launch_count(count: int) -> str:
-    """Format a number of kernel launches."""
+    """Return a count with its noun: "1 kernel launch", "3 kernel launches"."""
     return f"{count} kernel launch{'' if count == 1 else 'es'}"
 
 
@@ -145,7 +168,7 @@ def _read_versions() -> dict[str, str]:
 
 
 def _make_expectation(target: str, cases: Sequence[Case], sources: Sources) -> Expects:
-    """Return the environment that the cases need."""
+    """Return the environment that the cases need: instance types of the target, releases, packages."""
     instances = tuple(
         instance.name
         for instance in INSTANCES.values()

@@ -1,4 +1,8 @@
-"""Launches of a generation as cases, with arguments from weights, steps and earlier outputs."""
+"""Launches of a generation as cases, with arguments from weights, steps and earlier outputs.
+
+`nkw bundle` of a model launches each kernel through `LaunchCases`, which finds out where each argument comes
+from. An origin is a weight, or an output of an earlier launch, which the bundle names and does not store.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,11 @@ _LEAST_ZEROS_BYTES = 4096  # smaller arrays of zeros are stored as files, which 
 
 @dataclass(frozen=True)
 class _Origin:
-    """Origin of an array that still exists. `digest` is of its contents, empty for weights, which do not change."""
+    """Origin of an array that still exists: the weight `text`, or output `output` of the case `text`.
+
+    `array` is a weak reference to it. `digest` is the digest of its contents when the origin was noted, empty
+    for weights, which do not change.
+    """
 
     array: weakref.ref[np.ndarray]
     argument_kind: str
@@ -43,19 +51,32 @@ class _Origin:
 
 
 class Origins:
-    """Origins of weights and outputs, by the end of their memory, which a view of the last rows shares."""
+    """Origins of weights and outputs, by the address after their last byte: a view of the last rows shares it."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Origin] = {}
 
     def note(self, array: np.ndarray, argument_kind: str, text: str, output: int = 0) -> None:
-        """Store the origin of an array, in place of an earlier origin."""
+        """Store the origin of an array, in place of an earlier origin.
+
+        Does nothing unless the array is C-contiguous.
+
+        Args:
+            array: The array; only a weak reference to it is kept.
+            argument_kind: WEIGHT or RESULT.
+            text: Name of the weight, or of the case that returned the array.
+            output: Index of the output of that case.
+        """
         if array.flags.c_contiguous:
             digest = "" if argument_kind == WEIGHT else _digest(array)
             self._known[_end(array)] = _Origin(weakref.ref(array), argument_kind, text, output, digest)
 
     def find_origin(self, array: np.ndarray) -> _Origin | None:
-        """Return the origin of an array if it exists unchanged with this dtype and at least as many rows, else None."""
+        """Return the origin of an array, or of the array whose last rows it views.
+
+        None if it is unknown or has changed. The dtype and the sizes after the first dim must be those of the
+        noted array. A view of a part of a weight has no origin.
+        """
         origin = self._known.get(_end(array)) if array.flags.c_contiguous and array.ndim else None
         origin_array = origin.array() if origin is not None else None
         if (
@@ -73,7 +94,7 @@ class Origins:
 
 
 def _end(array: np.ndarray) -> int:
-    """Return the address after an array's last byte."""
+    """Return the address after the last byte of a C-contiguous array."""
     return array.ctypes.data + array.nbytes
 
 
@@ -85,8 +106,9 @@ def _digest(array: np.ndarray) -> str:
 class LaunchCases(Cases):
     """Cases of launches on one core of a chip, in launch order.
 
-    `step` and `section` apply to the launches that follow. A program is a kernel with arguments of certain
-    shapes and literals. Each program is launched again here to be predicted.
+    `step` and `section` are the step index and the part of the model that the next launches get. A program is
+    a kernel with arguments of certain shapes and literals. Each program is launched once more here, to
+    predict its time.
     """
 
     def __init__(self, chip: Hardware) -> None:
@@ -98,7 +120,10 @@ class LaunchCases(Cases):
         self._counts: Counter[str] = Counter()
 
     def weight(self, name: str, array: np.ndarray) -> None:
-        """Store an array as an operand of weights."""
+        """Note that an array is the operand of weights with a name.
+
+        Arguments with this array are not stored.
+        """
         self._origins.note(array, WEIGHT, name)
 
     def launched(
@@ -110,10 +135,15 @@ class LaunchCases(Cases):
         name: str,
         launch: Callable[[], Any],
     ) -> Any:
-        """Launch with `launch`, add the launch as a case, and return the outputs.
+        """Run `launch()`, append the launch as a case, and return what `launch` returned.
 
         Args:
+            kernel: Plain function of the kernel, which is called if its program is new.
+            kernel_name: FILE.py:NAME or MODULE:NAME.
+            args: Positional arguments of the launch.
             written: For each output, the argument that it overwrites in part, or None.
+            name: Name of the case.
+            launch: Makes the launch on `args`.
 
         Raises:
             InvalidArgument: If an argument cannot be stored, or if the reference contradicts an output.
@@ -150,7 +180,10 @@ class LaunchCases(Cases):
     def _program(
         self, kernel: Callable[..., Any], kernel_name: str, call: Call, name: str
     ) -> tuple[str, Program]:
-        """Return the name of the first case of a program, and the program, launching it if it is new."""
+        """Return the name of the first case of a program, and the program.
+
+        A new program is launched to be predicted.
+        """
         argument_keys = (
             (argument.shape, argument.dtype.name) if isinstance(argument, np.ndarray) else repr(argument)
             for argument in call.args
@@ -162,7 +195,12 @@ class LaunchCases(Cases):
         return self._programs[key]
 
     def _argument(self, parameter: str, content: Any, name: str) -> Argument:
-        """Return an argument of a case: its origin, zeros, or a file."""
+        """Return an argument of a case: its origin, zeros, or a file, whose array is added to `arrays`.
+
+        Raises:
+            InvalidArgument: If an array without origin exceeds MOST_CASE_BYTES, or a value of another type
+                cannot be stored.
+        """
         if not isinstance(content, np.ndarray):
             return make_plain_argument(parameter, content, name)
         shape, dtype = content.shape, content.dtype.name
@@ -179,7 +217,10 @@ class LaunchCases(Cases):
         return Argument(parameter, ARRAY, self._file(parameter, content), shape, dtype)
 
     def _file(self, stem: str, array: np.ndarray) -> str:
-        """Return the file of an array; equal arrays share a file."""
+        """Return the name of an array's file, such as `inputs/ids-1.npy`, and add the array to `arrays` if it is new.
+
+        Arrays of equal shape, dtype and contents share a file. `stem` begins the name of a new file.
+        """
         key = f"{array.shape} {array.dtype} {_digest(array)}"
         if key not in self._shared:
             self._counts[stem] += 1
@@ -196,7 +237,19 @@ class LaunchCases(Cases):
         tolerance: Tolerance | None,
         reason: str,
     ) -> Output:
-        """Return an expected output, and store its array or the digests of its tiles."""
+        """Return an expected output, after adding its array to `arrays` if it has at most MOST_OUTPUT_BYTES.
+
+        Of a larger output, the digests of its tiles are in the returned record.
+
+        Args:
+            array: The complete output.
+            number: Index of the output in the launch.
+            name: Name of the case.
+            onto: Argument that the output overwrites in part, and its array before the launch; None for a new
+                array. Only overwritten positions are stored.
+            tolerance: Allowed difference, or None for the `reason`.
+            reason: Why there is no tolerance.
+        """
         check_dtype(array, number, name)
         values, record, named = array, None, ""
         if onto is not None:
@@ -215,7 +268,15 @@ class LaunchCases(Cases):
 
 
 def find_written_positions(before: np.ndarray, after: np.ndarray) -> tuple[int, np.ndarray]:
-    """Return the axis along which the fewest positions were overwritten, and these positions, int32; at least one."""
+    """Return the axis along which the smallest share of positions was overwritten, and these positions.
+
+    The positions are int32, ascending. A position counts if any element at it differs bitwise. If none
+    differs, position 0 is returned.
+
+    Args:
+        before: The array before the launch.
+        after: The array after the launch, of the same shape and dtype.
+    """
     bits = get_storage_dtype(after.dtype)
     changed = np.ascontiguousarray(before).view(bits) != np.ascontiguousarray(after).view(bits)
     candidates = []

@@ -1,4 +1,4 @@
-"""The commands `bundle` and `compare`."""
+"""The commands `nkw bundle` and `nkw compare`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ _EXAMPLES = "examples"
 
 
 def bundle_command(options: argparse.Namespace) -> int:
-    """Write a bundle and return the exit status. Output of the kernels goes to stderr."""
+    """Write the bundle that the options of `nkw bundle` describe; return the exit status.
+
+    Output of the kernels goes to stderr.
+
+    Returns:
+        0 for a written bundle; 2 if options are refused; 1 for other errors of the launch; NO_VERDICT if the
+            kernel raises an error of its own.
+    """
     outputs = Outputs(lambda: list_read_files(options))
     try:
         if (options.ranks or 1) > 1:
@@ -71,7 +78,13 @@ def bundle_command(options: argparse.Namespace) -> int:
 
 
 def compare_command(options: argparse.Namespace) -> int:
-    """Print results against expectations and predictions; return the exit status."""
+    """Print the comparison of a bundle's results with expectations and predictions; return the exit status.
+
+    Writes the files of `--json` and `--measurements` too.
+
+    Returns:
+        0 if everything agrees, 1 if not, 2 if the bundle or its result cannot be read.
+    """
     folder = Path(options.folder)
     outputs = Outputs(lambda: (path for path in folder.rglob("*") if path.is_file()))
     try:
@@ -89,7 +102,10 @@ def compare_command(options: argparse.Namespace) -> int:
 
 
 def _write_measurements(output_file: OutputFile, folder: Path, comparison: Comparison) -> None:
-    """Write the measured times as entries of the fidelity bench, and print the skipped kernels."""
+    """Write the measured times as JSON entries for `nkw fidelity` and `nkw calibrate`.
+
+    Print skipped kernels.
+    """
     entries, skipped = make_entries(folder, comparison.bundle, comparison.result)
     write_entries(output_file, entries)
     show([f"measurements: {output_file.path.name}, {format_launch_count(len(entries))}"])
@@ -97,7 +113,10 @@ def _write_measurements(output_file: OutputFile, folder: Path, comparison: Compa
 
 
 def _build_bundle(options: argparse.Namespace, folder: Path) -> tuple[Written, list[str]]:
-    """Build and write the bundle; return it, and the kernels left out of a catalogue with reasons."""
+    """Launch the kernels, write the bundle to `folder`, and return it with a line for every kernel left out.
+
+    Kernels are left out of a catalogue only; a single kernel that cannot be bundled raises the error.
+    """
     count, cases = InstructionCount(), Cases()
     left_out: list[str] = []
     with (
@@ -119,7 +138,13 @@ def _build_bundle(options: argparse.Namespace, folder: Path) -> tuple[Written, l
 
 
 def _add_catalogue(options: argparse.Namespace, cases: Cases) -> list[str]:
-    """Add the kernels of a package; return those left out, with reasons."""
+    """Add a case for each example of a package to `cases`.
+
+    Return a line with the reason for each kernel left out.
+
+    Raises:
+        InvalidArgument: If the package has no examples, or if no kernel can be bundled.
+    """
     package, left_out = options.script, []
     table, ranks = _load_examples(package)
     names = number_names([example.rpartition(":")[2] for example in table])
@@ -139,7 +164,15 @@ def _add_catalogue(options: argparse.Namespace, cases: Cases) -> list[str]:
 
 
 def _load_examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, int]]:
-    """Return the example arguments of a package's kernels, and the ranks of some, from its module `examples`."""
+    """Return example arguments and rank counts by kernel, from the module `examples` of a package.
+
+    Returns:
+        EXAMPLES, the arguments of each kernel as words of a command line; and RANKS, with the kernels that
+            run on several ranks.
+
+    Raises:
+        InvalidArgument: If there is no such module or it has no EXAMPLES.
+    """
     try:
         module = importlib.import_module(f"{package}.{_EXAMPLES}")
         table: Mapping[str, Sequence[str]] = module.EXAMPLES

@@ -21,13 +21,20 @@ _MOST_SHOWN = 160  # characters of a chip's message, of which reports show twice
 
 
 def compare_bundle(folder: Path) -> Comparison:
-    """Compare a bundle with the result in its folder. Raises InvalidArgument (NKW-BUNDLE) if either cannot be read."""
+    """Read the bundle in `folder` and the result in `folder`/result, and return their comparison.
+
+    Raises:
+        InvalidArgument: (NKW-BUNDLE) If the bundle, its result or an expected output cannot be read.
+    """
     bundle, result = load(folder)
     return compare_cases(folder, bundle, result, _is_intact(folder, bundle.digest))
 
 
 def _is_intact(folder: Path, digest: str) -> bool:
-    """Return whether the files of a bundle have its digest."""
+    """Return whether the files of the bundle in `folder` still have the SHA-256 `digest`.
+
+    False if they cannot be read.
+    """
     try:
         return digest_of(folder, dict(read_json(folder, MANIFEST).values)) == digest
     except (OSError, ValueError, TypeError, RecursionError):
@@ -35,7 +42,11 @@ def _is_intact(folder: Path, digest: str) -> bool:
 
 
 def make_report(comparison: Comparison) -> list[Part]:
-    """Return the parts of the text, for a terminal."""
+    """Return the report of a comparison for a terminal, as parts of a text.
+
+    It has the verdict, a table of cases or of steps and programs, sentences about differing outputs, device
+    profiles, failures and likely faults.
+    """
     packages = comparison.result.environment.packages
     origin = [
         comparison.result.environment.instance or "instance unknown",
@@ -78,7 +89,10 @@ def make_report(comparison: Comparison) -> list[Part]:
 
 
 def _describe_case(case: CaseComparison) -> list[Part]:
-    """Return the sentences about the first differences of a case's outputs, and about its failure."""
+    """Return a sentence for each output of a case that differs, and one for the case's failure.
+
+    Empty if there is none.
+    """
     report_parts: list[Part] = [
         Hanging(f"{case.case.name} {sentence}")
         for sentence in map(_describe_first_difference, case.outputs)
@@ -93,7 +107,7 @@ def _describe_case(case: CaseComparison) -> list[Part]:
 
 
 def _format_verdict(comparison: Comparison) -> str:
-    """Return how many cases agree."""
+    """Return how many requested cases agree, as "all 3 cases agree" or "2 of 3 cases agree, 1 not tried"."""
     agree = sum(case.agrees for case in comparison.tried)
     noun = "cases" if comparison.bundle.generated is None else "launches"
     if comparison.agrees:
@@ -104,7 +118,12 @@ def _format_verdict(comparison: Comparison) -> str:
 
 
 def _make_row(case: CaseComparison) -> tuple[str, ...]:
-    """Return the table row of a case."""
+    """Return the table row of a case.
+
+    Its cells: name, verdict, error over bound, ulps, measured us, predicted us, and whether the time is
+    inside. The error and the ulps are those of the output with the largest error relative to its bound. Cells
+    without a number are empty.
+    """
     low, high = (f"{ns / 1e3:.1f}" for ns in case.bracket_ns)
     worst = max(case.outputs, key=_measure_closeness, default=None)
     times = case.result.times if case.result else None
@@ -124,7 +143,7 @@ def _make_row(case: CaseComparison) -> tuple[str, ...]:
 
 
 def _measure_closeness(output: OutputComparison) -> float:
-    """Return the error of an output relative to its bound, or absolute without a bound."""
+    """Return the error of an output divided by its bound; the error itself if the bound is absent or 0."""
     return (output.error or 0.0) / output.allowed if output.allowed else output.error or 0.0
 
 
@@ -154,13 +173,13 @@ def _format_ulps(count: int) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Shorten a message of the chip to a line."""
+    """Return a message from the chip on one line, cut after 320 characters, with control characters escaped."""
     text = " ".join(shown(text).split())
     return text if len(text) <= _MOST_SHOWN * 2 else f"{text[: _MOST_SHOWN * 2]} …"
 
 
 def make_document(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as JSON types; docs/json.md has the schema."""
+    """Return the comparison as JSON types, for `nkw compare --json`; docs/json.md has the schema."""
     return {
         "target": comparison.bundle.target,
         "agrees": comparison.agrees,
@@ -203,7 +222,7 @@ def _make_case_document(case: CaseComparison) -> dict[str, Any]:
 
 
 def _make_output_document(output: OutputComparison) -> dict[str, Any]:
-    """Return a compared output as JSON types."""
+    """Return a compared output as JSON types; null replaces NaN, infinities and unknown figures."""
     first = output.first
     return {
         "name": output.name,

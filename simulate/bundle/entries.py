@@ -43,12 +43,13 @@ class Skipped:
 
 
 def make_entries(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Entry], list[Skipped]]:
-    """Return the entries of the measured cases of a bundle in `folder`, and the skipped cases.
+    """Return the entries of the measured cases of a bundle in `folder`, and the skipped cases with reasons.
 
-    A program of a model has a single entry, for the launch that was timed like a kernel.
+    A case is skipped without a measured time, or if the kernel's source or arguments cannot be given to `nkw
+    fidelity`. Of the launches of a program of a model, only the first is an entry; the others are not listed.
 
     Raises:
-        InvalidArgument: If the result belongs to another bundle.
+        InvalidArgument: If the result belongs to another bundle or another chip.
     """
     if result.bundle != bundle.digest or result.target != bundle.target:
         raise make_error(
@@ -70,13 +71,13 @@ def make_entries(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Ent
 
 
 def write_entries(output_file: OutputFile, entries: Sequence[Entry]) -> None:
-    """Write entries as a file that `nkw fidelity --measurements` and `nkw calibrate` read."""
+    """Write entries as the JSON file that `nkw fidelity --measurements` and `nkw calibrate` read."""
     with output_file.writing() as file:
         file.write(json.dumps(list(entries), indent=1, ensure_ascii=False) + "\n")
 
 
 def _explain_missing_time(case_result: CaseResult) -> str:
-    """Return why a case has no time, or an empty string."""
+    """Return why a case has no time, or an empty string if it has one above 0."""
     if case_result.times is None:
         return f"it was not timed ({case_result.status}{f' at {case_result.stage}' if case_result.stage else ''})"
     if not case_result.times.median_ns > 0.0:
@@ -85,7 +86,11 @@ def _explain_missing_time(case_result: CaseResult) -> str:
 
 
 def _explain_mismatch(folder: Path, case: Case) -> str:
-    """Return why a case cannot be predicted with the installed sources, or an empty string."""
+    """Return why a case cannot be predicted with the installed sources, or an empty string if it can.
+
+    The reasons are an argument that no command line expresses, a source that cannot be read, and a shipped
+    kernel whose source differs from the bundle's.
+    """
     if any(
         argument.argument_kind == DTYPE or (argument.argument_kind in ARRAYS and argument.dtype not in _SHORT)
         for argument in case.arguments
@@ -103,7 +108,7 @@ def _explain_mismatch(folder: Path, case: Case) -> str:
 
 
 def _find_installed_file(module: str) -> Path | None:
-    """Return the file of a kernel of this project; None for a user's kernel."""
+    """Return the file of a module of `nki_kernels` in this installation; None for a user's kernel."""
     if module.partition(".")[0] != "nki_kernels":
         return None
     spec = importlib.util.find_spec(module)
@@ -111,7 +116,7 @@ def _find_installed_file(module: str) -> Path | None:
 
 
 def _make_entry(folder: Path, bundle: Bundle, result: Result, case: Case, times: Times) -> Entry:
-    """Return the entry of a measured case."""
+    """Return the entry of a measured case; times in it are in us."""
     module_or_file = case.module
     if _find_installed_file(case.module) is None:
         module_or_file = str((folder / "sources" / Path(*case.module.split("."))).resolve()) + ".py"
@@ -137,7 +142,10 @@ def _make_entry(folder: Path, bundle: Bundle, result: Result, case: Case, times:
 
 
 def _rate_confidence(times: Times, on_device: bool) -> str:
-    """Return the confidence of a measurement by its spread and its clock."""
+    """Return "high", "medium" or "low" by the ratio of spread to median, and by the clock.
+
+    A spread above 20 % is low. High needs a time of the device and a spread of at most 5 %.
+    """
     spread = times.spread_ns / times.median_ns
     if spread > _UNSTEADY:
         return "low"
@@ -145,7 +153,7 @@ def _rate_confidence(times: Times, on_device: bool) -> str:
 
 
 def _format_argument(argument: Argument) -> str:
-    """Return an argument by name, as a command line has it."""
+    """Return an argument as a word of a command line, such as `x=bf16[128,512]` or `scale=0.5`."""
     text = argument.text
     if argument.argument_kind in ARRAYS:
         text = f"{_SHORT[argument.dtype]}[{','.join(map(str, argument.shape))}]"

@@ -25,7 +25,14 @@ MOST_BYTES = 10_000_000
 def collect_files(
     bundle: Bundle, sources: Mapping[str, str], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """Return the files of a bundle by name, without its manifest."""
+    """Return the contents of a bundle's files by name, without its manifest.
+
+    These are sources, arrays as .npy, `run.py` with the modules that this bundle needs, and the README.
+
+    Args:
+        sources: Texts by path below `sources/`.
+        arrays: Arrays by file name.
+    """
     files = {f"sources/{name}": text.encode() for name, text in sources.items()}
     for name, array in arrays.items():
         buffer = io.BytesIO()
@@ -41,7 +48,7 @@ def collect_files(
 
 
 def check_free(folder: Path) -> None:
-    """Raise InvalidArgument unless the folder is absent or empty."""
+    """Raise InvalidArgument unless the folder is absent or an empty folder."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise make_error(f"{folder} exists already; give a new or empty folder")
@@ -50,11 +57,14 @@ def check_free(folder: Path) -> None:
 
 
 def write_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
-    """Write the folder of a bundle, and return the bundle with its digest.
+    """Write the folder of a bundle, whole or not at all, and return the bundle with its digest.
+
+    Args:
+        files: Contents by name, as `collect_files` returns them; the manifest is added.
 
     Raises:
         InvalidArgument: If the folder is not empty or cannot be written, or if the bundle exceeds 10 MB per
-            kernel.
+            case.
     """
     check_free(folder)
     size, max_bytes = sum(map(len, files.values())), MOST_BYTES * max(1, len(bundle.cases))
@@ -78,7 +88,7 @@ def write_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bu
 
 
 def _fill_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
-    """Write the files and the manifest, and return the bundle with its digest."""
+    """Write the files and the manifest to an existing folder, and return the bundle with its digest."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -92,7 +102,7 @@ def _fill_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bu
 
 
 def number_names(kernels: Sequence[str]) -> list[str]:
-    """Return the names of cases: names of kernels, with a number if a name repeats."""
+    """Return a name for each kernel: its own, with `-1`, `-2`, … in order if several kernels have the same name."""
     return [
         name if kernels.count(name) == 1 else f"{name}-{kernels[: index + 1].count(name)}"
         for index, name in enumerate(kernels)

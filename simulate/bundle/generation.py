@@ -12,13 +12,13 @@ _JSON_NAMES = {"argument_kind": "kind", "bundle_kind": "kind", "model_part": "pa
 
 
 def rename_fields(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a record under their names in the manifest."""
+    """Return a record's fields under their names in the manifest, as `dict_factory` of `dataclasses.asdict`."""
     return {_JSON_NAMES.get(name, name): member for name, member in members}
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A .safetensors file that the instance needs: its name in the folder, its size, its SHA-256."""
+    """A .safetensors file that the instance needs: its name in the folder, its size in bytes, its SHA-256."""
 
     name: str
     nbytes: int
@@ -90,9 +90,10 @@ class Prompt:
 class Step:
     """A step of the model for a prompt: number 0 processes the prompt, each later number the previous token.
 
-    `case` is the launch of the head. `values` and `tokens` are the indices of its outputs with the largest
-    logits and their tokens. `token` is the likeliest, the lowest of several equal ones. `margin` is the
-    distance to the second largest logit.
+    `prompt` is the index of the prompt. `case` names the launch that chooses the token, the head. `values`
+    and `tokens` are indices of its outputs: the largest logits, and their tokens. `token` is the expected
+    token: the likeliest, the lowest of several equal ones. `text` is its text. `margin` is the difference
+    between the largest and the second largest logit.
     """
 
     prompt: int
@@ -114,7 +115,11 @@ class Generation:
 
 
 def parse_weights(fields: Fields) -> Weights:
-    """Parse the weights of a manifest. Raises InvalidArgument for malformed fields."""
+    """Parse the weights of a manifest.
+
+    Raises:
+        InvalidArgument: (NKW-BUNDLE) If a field is missing or malformed.
+    """
     return Weights(
         tuple(
             WeightFile(row.text("name"), row.count("nbytes"), row.text("sha256"))
@@ -136,7 +141,12 @@ def parse_weights(fields: Fields) -> Weights:
 
 
 def parse_generation(fields: Fields) -> Generation:
-    """Parse the generation of a manifest. Raises InvalidArgument for malformed fields."""
+    """Parse the prompts and steps of a manifest.
+
+    Raises:
+        InvalidArgument: (NKW-BUNDLE) If a field is missing or malformed, or if a step's prompt does not
+            exist.
+    """
     generation = Generation(
         tuple(Prompt(row.text("text"), row.counts("ids")) for row in fields.rows("prompts")),
         tuple(
@@ -159,7 +169,7 @@ def parse_generation(fields: Fields) -> Generation:
 
 
 def _parse_operand(fields: Fields) -> Operand:
-    """Parse an operand."""
+    """Parse an operand of weights and its pieces. Raises InvalidArgument for malformed fields."""
     pieces = tuple(
         Piece(
             row.text("tensor"),

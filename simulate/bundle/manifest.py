@@ -1,4 +1,8 @@
-"""Manifest of a bundle, `bundle.json`: arguments, expected outputs and predicted times of its kernels."""
+"""Manifest of a bundle, `bundle.json`: arguments, expected outputs and predicted times of its kernels.
+
+The records are written by `nkw bundle` and read by `nkw compare`, which treats the file as untrusted. The
+programs on the instance read the JSON itself.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,10 @@ ARRAYS = (ARRAY, WEIGHT, ZEROS, RESULT)
 class Argument:
     """An argument of a kernel: an array, a Python literal, or a dtype by name.
 
-    `name` is the kernel's parameter. `file` is that of an `array`. `text` is the literal, the dtype, the name
-    of an operand of weights, or the case that returned a `result`; `output` is the index of that result. A
-    launch receives the last rows of a result with more rows than `shape`. Unused fields are empty.
+    `name` is the kernel's parameter. `argument_kind` is "array" for an array in `file`, "literal" or "dtype"
+    for what `text` says, and in bundles of a model "weight", "zeros" or "result". `text` is then the operand
+    of weights, or the case that returned the result; `output` is the index of that output. A launch receives
+    the last rows of a result with more rows than `shape`. Unused fields are empty.
     """
 
     name: str
@@ -65,10 +70,10 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Onto:
-    """An output that is an argument with some positions along an axis overwritten, as caches are.
+    """Where an output that is an argument, such as a cache, was overwritten: some positions along one axis.
 
-    `shape` is that of the whole argument. `file` has the positions, int32, ascending. The output's shape and
-    file describe these positions only.
+    `shape` is that of the whole argument. `file` has the positions, int32, ascending. The output's own shape
+    and file hold these positions only.
     """
 
     argument: str
@@ -79,12 +84,12 @@ class Onto:
 
 @dataclass(frozen=True)
 class Output:
-    """An expected output; `file` has what the simulator returned.
+    """An expected output; `file` has the array that the simulator returned.
 
     `tile` is (rows, columns) of a tile, with the leading dims combined into rows. `tolerance` is None without
-    a reference; `why` gives the reason. `tiles` has the SHA-256 of every tile if the array is too large, and
-    `file` is then empty. `argument` is the argument that the kernel writes to and returns, empty for a new
-    array.
+    a reference; `why` gives the reason. `onto` describes an argument that is overwritten in part, else it is
+    None. `tiles` has the SHA-256 of every tile if the array is too large, and `file` is then empty.
+    `argument` is the argument that the kernel writes to and returns, empty for a new array.
     """
 
     name: str
@@ -101,7 +106,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the kernel's source: the time its instructions are busy, and its share of the critical path."""
+    """A line of the kernel's source: ns for which its instructions occupy engines, and ns of the critical path."""
 
     file: str
     line: int
@@ -113,7 +118,9 @@ class Line:
 class Predicted:
     """Predicted times in ns: lengths of the readings, overhead of the launch, busy times of engines.
 
-    `basis` has the parts of the critical path (program reading) by the confidence of their numbers.
+    A reading is an assumption on what overlaps in the instruction stream. `overhead_ns` is the time to start
+    and end the kernel. `engines` are busy times of engines and DMA queues by name. `basis` splits the
+    critical path of the program reading by how well the hardware numbers behind it are known.
     """
 
     dataflow_ns: float
@@ -127,7 +134,7 @@ class Predicted:
 
     @property
     def bracket_ns(self) -> tuple[float, float]:
-        """Shortest and longest reading."""
+        """Lengths in ns of the shortest and of the longest reading, without the overhead."""
         lengths = (self.dataflow_ns, self.scheduled_ns, self.program_ns, self.serial_ns)
         return min(lengths), max(lengths)
 
@@ -143,12 +150,12 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel on a set of arguments.
+    """A kernel on a set of arguments, with expected outputs and predicted times.
 
     `imports` is the name under which its file imports NKI. `lnc` counts physical cores of its logical core.
     `findings` are the codes that `nkw check` reported for the kernel. Only in bundles of a model: `step` is
-    the index in the generation's steps, and `model_part` names a part of the model. `like` is the first case of the
-    same kernel and shapes, whose prediction and instructions this case shares; else it is empty.
+    the index in the generation's steps, and `model_part` names a part of the model. `like` is the first case
+    of the same kernel and shapes, whose prediction and instructions this case shares; else it is empty.
     """
 
     name: str
@@ -180,7 +187,13 @@ class Expects:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle; `digest` is the SHA-256 over its other files, by name and content, see docs/bundle.md."""
+    """A bundle: the manifest as a record.
+
+    `bundle_kind` is one of KINDS, `target` the chip. `digest` is the SHA-256 over all other files by name and
+    content, and over the manifest without the digest; see docs/bundle.md. `versions` are those of the tools
+    that wrote it. `generated` and `weights` are None except in bundles of a model, or of a layer with
+    weights.
+    """
 
     bundle_kind: str
     target: str
@@ -192,7 +205,7 @@ class Bundle:
     weights: Weights | None = None
 
     def case(self, name: str) -> Case | None:
-        """Return the case with a name, or None."""
+        """Return the case with a name, or None if there is none."""
         return self._case_by_name.get(name)
 
     @cached_property
@@ -200,7 +213,10 @@ class Bundle:
         return {case.name: case for case in self.cases}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON types, with arguments by parameter; cases omit what they share with `like`."""
+        """Return the manifest as JSON types, with arguments by parameter.
+
+        A case with `like` omits prediction and instructions.
+        """
         json_fields = {"schema": SCHEMA, **asdict(self, dict_factory=rename_fields)}
         for case in json_fields["cases"]:
             case["arguments"] = {argument.pop("name"): argument for argument in case["arguments"]}
@@ -210,10 +226,11 @@ class Bundle:
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read the manifest of a bundle.
+    """Read the manifest of the bundle in a folder.
 
     Raises:
-        InvalidArgument: (NKW-BUNDLE) If the manifest cannot be used.
+        InvalidArgument: (NKW-BUNDLE) If the folder or manifest is missing, malformed, of another schema or
+            inconsistent.
     """
     if not folder.is_dir():
         raise make_error(f"{folder} is not a folder")
@@ -245,7 +262,13 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def _check_chain(location: str, cases: tuple[Case, ...], generation: Generation) -> None:
-    """Raise InvalidArgument if a launch needs an output that no earlier launch returns, or has no step."""
+    """Check that each launch of a generation has its inputs and its step, and each step its head.
+
+    Raises:
+        InvalidArgument: If a launch needs an output that no earlier launch returns, overwrites an argument
+            that it does not have, or belongs to no step; or if the case that chooses a step's token is
+            absent.
+    """
     earlier_cases: dict[str, Case] = {}
     for case in cases:
         for argument in case.arguments:
@@ -269,7 +292,7 @@ def _check_chain(location: str, cases: tuple[Case, ...], generation: Generation)
 
 
 def _parse_expectation(fields: Fields) -> Expects:
-    """Parse the environment."""
+    """Parse the environment that a bundle needs."""
     return Expects(
         fields.texts("instances"),
         fields.text("nki"),
@@ -280,7 +303,11 @@ def _parse_expectation(fields: Fields) -> Expects:
 
 
 def _parse_case(fields: Fields, earlier_cases: dict[str, Case]) -> Case:
-    """Parse a case."""
+    """Parse a case; a case with `like` takes prediction and instructions from that earlier case.
+
+    Raises:
+        InvalidArgument: If `like` names no earlier case, or a field is malformed.
+    """
     like, arguments = fields.text("like", ""), fields.fields("arguments")
     if like and like not in earlier_cases:
         raise make_error(f"{fields.location}: it is like {like!r:.80}, which is no earlier case")
@@ -312,7 +339,7 @@ def _parse_instructions(fields: Fields) -> Instructions:
 
 
 def _parse_argument(name: str, fields: Fields) -> Argument:
-    """Parse an argument."""
+    """Parse the argument of the parameter `name`."""
     argument_kind = fields.choice("kind", (*ARRAYS, LITERAL, DTYPE))
     if argument_kind not in ARRAYS:
         return Argument(name, argument_kind, text=fields.text("text"))
@@ -322,7 +349,7 @@ def _parse_argument(name: str, fields: Fields) -> Argument:
 
 
 def _parse_output(fields: Fields) -> Output:
-    """Parse an output."""
+    """Parse an expected output. Raises InvalidArgument if a field is malformed, such as a tile without rows."""
     tile = fields.shape("tile")
     if len(tile) != 2 or min(tile) < 1:
         raise make_error(f"{fields.location}: 'tile' is {list(tile)}; rows and columns are wanted")
@@ -341,7 +368,7 @@ def _parse_output(fields: Fields) -> Output:
 
 
 def _parse_onto(fields: Fields) -> Onto:
-    """Parse the overwritten positions of an argument."""
+    """Parse the positions at which an output overwrites an argument."""
     return Onto(fields.text("argument"), fields.count("axis"), fields.shape("shape"), fields.text("file"))
 
 

@@ -22,9 +22,9 @@ _TRACE = ".ntff"  # the profiler's recording, which `neuron-explorer view` conve
 
 @dataclass(frozen=True)
 class CaseProfile:
-    """Measured and predicted times of a case in ns: total, active times of engines and queues, times of lines.
+    """Measured and predicted times of a case in ns: in total, by engine or DMA queue, and by line.
 
-    `unread` is the reason if there is no profile to compare.
+    If the profile cannot be read, `unread` is the reason, and the other fields are empty.
     """
 
     total: Pair | None = None
@@ -34,7 +34,13 @@ class CaseProfile:
 
 
 def read_case_profile(folder: Path, case: Case, result: CaseResult | None) -> CaseProfile | None:
-    """Read the profile of a case and pair it with the prediction; None if no profile came back."""
+    """Read the device profile of a case and pair it with the prediction; None if no profile came back.
+
+    If the profile cannot be read, a `CaseProfile` with the reason in `unread` is returned.
+
+    Args:
+        folder: Folder of the bundle, with the result in its folder `result`.
+    """
     if result is None or result.profile is None:
         return None
     if result.profile.endswith(_TRACE):
@@ -47,7 +53,10 @@ def read_case_profile(folder: Path, case: Case, result: CaseResult | None) -> Ca
 
 
 def _pair_with_prediction(case: Case, profile: DeviceProfile) -> CaseProfile:
-    """Pair a profile with the prediction; engines of all cores are summed on both sides."""
+    """Return the predicted times of a case, each with the measured time.
+
+    An engine's times are summed over cores.
+    """
     predicted = case.predicted
     measured: dict[str, float] = {}
     for name, active_ns in (
@@ -64,7 +73,7 @@ def _pair_with_prediction(case: Case, profile: DeviceProfile) -> CaseProfile:
 
 
 def make_profile_parts(name: str, case_profile: CaseProfile) -> list[Part]:
-    """Return the parts of the text."""
+    """Return the tables of a case's profile as parts of the report, or the sentence why there are none."""
     if case_profile.total is None:
         return [Hanging(f"{name}: the profile cannot be compared: {shown(case_profile.unread)}")]
     report_parts: list[Part] = [
@@ -77,7 +86,7 @@ def make_profile_parts(name: str, case_profile: CaseProfile) -> list[Part]:
 
 
 def make_profile_document(case_profile: CaseProfile) -> dict[str, Any]:
-    """Return the pairs as JSON types."""
+    """Return the pairs of a case's profile as JSON types, with times in ns."""
     return {
         "unread": case_profile.unread,
         "total": make_records((case_profile.total,), "_ns") if case_profile.total else [],

@@ -35,21 +35,24 @@ DTYPES: dict[str, Any] = {
 
 
 def get_storage_dtype(dtype: Any) -> Any:
-    """Return the dtype under which an array is stored: numpy's, or an unsigned integer of equal width."""
+    """Return the numpy dtype under which an array is stored: its own, or an unsigned integer of equal width.
+
+    The integer stands for dtypes that numpy lacks, such as bfloat16.
+    """
     dtype = np.dtype(dtype)
     return np.dtype(f"uint{8 * dtype.itemsize}") if dtype.kind == "V" or dtype.isbuiltin != 1 else dtype
 
 
 def make_error(sentence: str) -> InvalidArgument:
-    """Return the error for a bundle or result that cannot be used."""
+    """Return, but do not raise, the error NKW-BUNDLE for a bundle or result that cannot be used."""
     return InvalidArgument("NKW-BUNDLE", shown(sentence))
 
 
 def resolve_inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in the folder.
+    """Return the absolute path of a file below the folder, with links followed; the file need not exist.
 
     Raises:
-        InvalidArgument: If the path leaves the folder, including through a link.
+        InvalidArgument: If the path leaves the folder, including through a link, or is the folder itself.
     """
     try:
         root = folder.resolve()
@@ -65,7 +68,7 @@ def read_json(folder: Path, name: str) -> Fields:
     """Read the object in a JSON file of the folder.
 
     Raises:
-        InvalidArgument: If the file cannot be read, is too large, or is no JSON object.
+        InvalidArgument: If the file leaves the folder, cannot be read, is too large, or is no JSON object.
     """
     path = resolve_inside(folder, name)
     try:
@@ -85,10 +88,14 @@ def read_json(folder: Path, name: str) -> Fields:
 
 
 def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Read an array of the folder with this dtype and shape, stored as the dtype or its bits.
+    """Read an array from an .npy file of the folder, stored as the dtype or as unsigned integers of its bits.
+
+    Args:
+        dtype: Name in DTYPES of the returned array's dtype.
+        shape: Shape that the file must have.
 
     Raises:
-        InvalidArgument: If dtype, shape or size differ, or if the file is no .npy file.
+        InvalidArgument: If dtype, shape or size differ, or if the file leaves the folder or is no .npy file.
     """
     element = DTYPES[dtype]
     path, bits = resolve_inside(folder, name), get_storage_dtype(DTYPES[dtype])
@@ -118,14 +125,18 @@ def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> n
 
 
 class Fields:
-    """An object of a JSON file, with access to members by name and type. `place` names the object in errors."""
+    """An object of a JSON file, with access to members by name and type. `location` names the object in errors.
+
+    Every method that returns a member raises InvalidArgument (NKW-BUNDLE) if it is missing or has another
+    type.
+    """
 
     def __init__(self, values: Mapping[str, Any], location: str) -> None:
         self.values = values
         self.location = location
 
     def _wrong(self, name: str, expected: str) -> InvalidArgument:
-        """Return the error for a member that is missing or has another type."""
+        """Return, without raising it, the error for a member that is missing or is not what `expected` says."""
         problem = "is missing" if name not in self.values else f"is {self.values[name]!r:.40}"
         return make_error(f"{self.location}: {name!r:.40} {problem}; {expected} is wanted")
 
@@ -134,7 +145,7 @@ class Fields:
         return self.values.get(name) is not None
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a member that must be a string, or the default if it is absent."""
+        """Return a member that must be a string; if it is absent and a default is given, the default."""
         member = self.values.get(name, default)
         if not isinstance(member, str):
             raise self._wrong(name, "text")
@@ -145,14 +156,14 @@ class Fields:
         return self.text(name) if self.has(name) else None
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return a member that must be one of some strings."""
+        """Return a member that must be one of the strings in `choices`."""
         member = self.values.get(name)
         if not isinstance(member, str) or member not in choices:
             raise self._wrong(name, f"one of {', '.join(choices)}")
         return member
 
     def number(self, name: str) -> float:
-        """Return a member that must be a finite number of at least 0."""
+        """Return a member that must be a finite number of at least 0, as a float."""
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, (int, float)):
             raise self._wrong(name, "a number")
@@ -165,18 +176,18 @@ class Fields:
         return wide
 
     def optional_number(self, name: str) -> float | None:
-        """Return a number member, or None if it is null or absent."""
+        """Return a number of at least 0 as a float, or None if the member is null or absent."""
         return self.number(name) if self.has(name) else None
 
     def count(self, name: str, least: int = 0) -> int:
-        """Return a member that must be an integer of at least `least`."""
+        """Return a member that must be an integer of at least `least`, below 2**62."""
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, int) or not least <= member < 1 << 62:
             raise self._wrong(name, f"a whole number of at least {least}")
         return member
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a member that must be a list of sizes."""
+        """Return a member that must be a shape: a list of at most 16 sizes, with a product below 2**48."""
         member = self.values.get(name)
         if not isinstance(member, list) or len(member) > 16:
             raise self._wrong(name, "a list of sizes")
@@ -188,7 +199,7 @@ class Fields:
         return tuple(member)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """Return a member that must be a list of finite numbers of at least 0."""
+        """Return a member that must be a list of finite numbers of at least 0, as floats."""
         items = self._list(name)
         return tuple(items.number(index) for index in items.values)
 
@@ -203,7 +214,7 @@ class Fields:
         return tuple(items.text(index) for index in items.values)
 
     def _list(self, name: str) -> Fields:
-        """Return a member that must be a list, as an object with indices as names."""
+        """Return a member that must be a list, as an object whose members are named "0", "1", and so on."""
         member = self.values.get(name)
         if not isinstance(member, list):
             raise self._wrong(name, "a list")
@@ -212,24 +223,24 @@ class Fields:
         )
 
     def fields(self, name: str) -> Fields:
-        """Return a member that must be an object."""
+        """Return a member that must be a JSON object, as `Fields`."""
         member = self.values.get(name)
         if not isinstance(member, dict):
             raise self._wrong(name, "an object")
         return Fields(member, f"{self.location}: {name}")
 
     def rows(self, name: str) -> Iterator[Fields]:
-        """Yield the elements of a member that must be a list of objects."""
+        """Yield the elements of a member that must be a list of JSON objects, each as `Fields`."""
         rows = self._list(name)
         for index in rows.values:
             yield rows.fields(index)
 
     def named_texts(self, name: str) -> dict[str, str]:
-        """Return a member that must be an object of strings."""
+        """Return a member that must be a JSON object with strings as values, as a dict."""
         members = self.fields(name)
         return {str(key): members.text(key) for key in members.values}
 
     def named_numbers(self, name: str) -> dict[str, float]:
-        """Return a member that must be an object of finite numbers of at least 0."""
+        """Return a member that must be a JSON object of finite numbers of at least 0, as a dict of floats."""
         members = self.fields(name)
         return {str(key): members.number(key) for key in members.values}

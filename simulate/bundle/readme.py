@@ -88,7 +88,7 @@ lists all of them in their order, with what each is given: weights, what comes w
 
 
 def make_readme(bundle: Bundle) -> str:
-    """Return the README of a bundle."""
+    """Return the README of a bundle, in Markdown: what to run on the instance, and which cases there are."""
     expects, generation = bundle.expects, bundle.generated
     count = len(bundle.cases)
     shown = [case for case in bundle.cases if not case.like]
@@ -118,7 +118,7 @@ def make_readme(bundle: Bundle) -> str:
 
 
 def _make_row(case: Case) -> str:
-    """Return the table row of a case."""
+    """Return the row of a case in the Markdown table of cases."""
     arguments = " ".join(
         f"{argument.dtype}[{','.join(map(str, argument.shape))}]"
         if argument.argument_kind in ARRAYS

@@ -41,10 +41,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Values:
-    """A returned output: its array in a file, the SHA-256 of every tile in row-major order, or neither.
+    """An output that a kernel returned: its array in a file, the SHA-256 of its tiles in row-major order, or neither.
 
-    `stray` is the first index that was overwritten but should not be, for an argument that is written in
-    part.
+    `dtype` and `shape` are those of the chip. `stray` concerns an argument that the kernel overwrites in
+    part. It is the first index along the written axis that should be unchanged but is not, else None.
     """
 
     name: str
@@ -59,7 +59,8 @@ class Values:
 class Times:
     """Measured times of a case in ns; `clock` is "device", or "host", whose times include starting the kernel.
 
-    `spread_ns` is the interquartile range of the repetitions.
+    `warmup` counts launches before the timed ones. `spread_ns` is the interquartile range of the repetitions,
+    which may be empty if only their quantiles are known.
     """
 
     warmup: int
@@ -73,11 +74,12 @@ class Times:
 class CaseResult:
     """Outcome of a case. `stage` and `error` describe a failure, possibly after the kernel ran.
 
-    `log` and `profile` are files of the result folder, or None. The remaining fields are for bundles of a
-    model. `inputs` tells whether the outputs belong to the `expected` inputs or to the launch's `own` inputs,
-    which differ within tolerances. `drift` has the error of each output of own inputs beyond the tolerance,
-    after which the launch was repeated with the expected inputs. `token` is the likeliest token if the launch
-    is the head.
+    `status` is one of STATUSES; `error` is (type, message). `log` and `profile` are names relative to the
+    result folder, or None. The remaining fields are for bundles of a model. `inputs` tells whether the
+    outputs belong to the `expected` inputs or to the launch's `own` inputs, which differ within tolerances.
+    `drift` has the error of each output of own inputs beyond the tolerance, after which the launch was
+    repeated with the expected inputs. `token` is the likeliest token if the launch is the head, which chooses
+    the token.
     """
 
     name: str
@@ -95,7 +97,11 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a run: `bundle` is the digest of the bundle that ran; `finished` is None if run.py was interrupted."""
+    """Result of a run: `bundle` is the digest of the bundle that ran.
+
+    `finished` is None if run.py was interrupted. `started` and `finished` are times in UTC. `failures` are
+    (stage, message) that belong to no case.
+    """
 
     bundle: str
     target: str
@@ -107,7 +113,7 @@ class Result:
     failures: tuple[tuple[str, str], ...]
 
     def case(self, name: str) -> CaseResult | None:
-        """Return the result of the case with a name, or None."""
+        """Return the result of the case with a name, or None if it was not requested."""
         return self._case_by_name.get(name)
 
     @cached_property
@@ -116,10 +122,11 @@ class Result:
 
 
 def load(folder: Path) -> tuple[Bundle, Result]:
-    """Read a bundle and its result.
+    """Read a bundle and its result from a folder.
 
     Raises:
-        InvalidArgument: (NKW-BUNDLE) If either cannot be used, with a sentence.
+        InvalidArgument: (NKW-BUNDLE) If either is missing, malformed or of another schema, or if a case of
+            the result is not in the bundle or is there twice.
     """
     bundle = load_bundle(folder)
     if not resolve_inside(folder, f"{RESULT_FOLDER}/{RESULT}").exists():
@@ -153,14 +160,28 @@ def load(folder: Path) -> tuple[Bundle, Result]:
 
 
 def read_output(folder: Path, values: Values) -> np.ndarray:
-    """Read an output that a kernel returned on the chip, in its dtype. Raises InvalidArgument if it cannot be read."""
+    """Return the array of an output that a kernel returned on the chip, in the output's dtype and shape.
+
+    Args:
+        folder: Folder of the bundle; the file is read from its folder `result`.
+
+    Raises:
+        InvalidArgument: If the array was not written or cannot be read.
+    """
     if values.file is None:
         raise make_error(f"the values of {values.name} were not written")
     return read_array(folder / RESULT_FOLDER, values.file, values.dtype, values.shape)
 
 
 def read_expected(folder: Path, case: Case, number: int) -> np.ndarray:
-    """Read the expected output of a case by index. Raises InvalidArgument if it cannot be read."""
+    """Return the array of the expected output with index `number` of a case, in the output's dtype and shape.
+
+    Args:
+        folder: Folder of the bundle.
+
+    Raises:
+        InvalidArgument: If the array cannot be read; also if the bundle has only digests of its tiles.
+    """
     output = case.outputs[number]
     return read_array(folder, output.file, output.dtype, output.shape)
 

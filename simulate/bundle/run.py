@@ -72,7 +72,15 @@ Json = dict[str, Any]
 
 
 def digest_of(folder: Path, manifest: Json) -> str:
-    """Return the SHA-256 of a bundle: its files by name, size and content, without results, and its manifest."""
+    """Return the SHA-256 of a bundle as hexadecimal text: its files by name, size and content, and its manifest.
+
+    Files whose names begin with "result" and caches of Python are left out. The digest in the manifest counts
+    as empty.
+
+    Args:
+        folder: Folder of the bundle.
+        manifest: Contents of its `bundle.json`.
+    """
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
         name = path.relative_to(folder).as_posix()
@@ -88,9 +96,14 @@ def digest_of(folder: Path, manifest: Json) -> str:
 
 
 def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]:
-    """Yield the tiles of an array row by row: (first row, first column, tile).
+    """Yield (first row, first column, tile) for the tiles of an array, row by row; each tile is a view.
 
-    Leading dims are combined into rows; an array without dims is a row with a single column.
+    Leading dims are combined into rows; an array without dims is a row with a single column. Tiles at the
+    edges are smaller; an array without elements has no tile.
+
+    Args:
+        rows: Rows of a tile.
+        columns: Columns of a tile.
     """
     flat = array.reshape(-1, array.shape[-1] if array.ndim else 1) if array.size else array.reshape(0, 1)
     for row in range(0, flat.shape[0], rows):
@@ -99,7 +112,13 @@ def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]
 
 
 def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
-    """Return the SHA-256 of every tile of an array with a dtype of numpy."""
+    """Return the SHA-256 of every tile of an array as hexadecimal text, row by row.
+
+    Args:
+        bits: Array with a dtype of numpy.
+        rows: Rows of a tile.
+        columns: Columns of a tile.
+    """
     return [hashlib.sha256(tile.tobytes()).hexdigest() for _, _, tile in tiles(bits, rows, columns)]
 
 
@@ -107,7 +126,7 @@ def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed packages of PACKAGES."""
+    """Return the versions of the installed packages of PACKAGES, by package."""
     from importlib import metadata  # imports slowly, and this module is also imported without running
 
     versions = {}
@@ -118,7 +137,10 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> Json:
-    """Return the environment of the run; of its variables only those named NEURON_* and NKI_*."""
+    """Return a description of this machine as JSON types: Python, packages, instance type, device files, variables.
+
+    Of the environment variables only those named NEURON_* and NKI_* are included.
+    """
     instance_type = ""
     with contextlib.suppress(OSError):
         instance_type = (
@@ -139,12 +161,20 @@ def environment() -> Json:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version."""
+    """Return the first two numbers of a version: (0, 5) for "0.5.1"."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
 
 
 def usable_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None, str]:
-    """Return the launcher for kernels that import `dialect`, or None, and a remark or the reason."""
+    """Return (launcher, remark) for kernels that import `dialect`.
+
+    (None, reason) if no installed package can launch them. The remark is empty unless the user should know
+    something.
+
+    Args:
+        dialect: "nki" or "neuronxcc.nki".
+        packages: Versions of installed packages by name.
+    """
     nki, compiler = packages.get("nki"), packages.get("neuronx-cc")
     if dialect == "neuronxcc.nki":
         if compiler is None:
@@ -178,20 +208,20 @@ def usable_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None,
 
 
 class Teller:
-    """Pipe to the parent process, for the progress of a case."""
+    """Pipe from a child process to its parent, for the progress of cases: each message is a line of JSON."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def say(self, **fields: Any) -> None:
-        """Send a line of JSON."""
+        """Send the fields as a JSON object on a line; returns after the whole line is written."""
         line = json.dumps(fields).encode() + b"\n"
         while line:
             line = line[os.write(self._descriptor, line) :]
 
 
 def dtype_named(name: str) -> Any:
-    """Return the dtype with a name, of numpy or else of ml_dtypes."""
+    """Return the numpy dtype with a name, such as "float32" or, if numpy lacks it, "bfloat16" of ml_dtypes."""
     import numpy as np
 
     try:
@@ -201,7 +231,11 @@ def dtype_named(name: str) -> Any:
 
 
 def dtype_argument(name: str, dialect: str) -> Any:
-    """Return a dtype as an argument of a kernel: `nl.<name>` of NKI's language, else numpy's."""
+    """Return a dtype as an argument of a kernel: an object of NKI's language for a name "nl.…", else a numpy dtype.
+
+    Args:
+        dialect: Package from which the kernel imports NKI.
+    """
     if not name.startswith(LANGUAGE):
         return dtype_named(name)
     return getattr(importlib.import_module(f"{dialect}.language"), name.removeprefix(LANGUAGE))
@@ -212,9 +246,10 @@ Read = Callable[[Json], Any]
 
 
 def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
-    """Return a function that reads arguments from files and makes operands of weights.
+    """Return a function that returns the bits of an argument: of a weight a copy, else the array in its file.
 
     Args:
+        folder: Folder of the bundle.
         weights: Folder of the weights, or None.
     """
     import numpy as np
@@ -231,7 +266,12 @@ def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
 
 
 def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Json:
-    """Return the arguments by the kernel's parameters; `array` makes an argument of bits and dtype."""
+    """Return the arguments of a case by the kernel's parameters.
+
+    Args:
+        read: Returns the bits of an array argument.
+        array: Makes an argument of the bits and the name of the dtype, such as a tensor on the device.
+    """
     arguments = {}
     for name, argument in case["arguments"].items():
         if argument["kind"] == "dtype":
@@ -250,7 +290,13 @@ def kernel_of(folder: Path, case: Json) -> Any:
 
 @functools.cache
 def imported(sources: str, module: str, function: str, dialect: str) -> Any:
-    """Import a kernel; cached, so that later launches reuse its compilation."""
+    """Import a kernel and return it, compiled by `dialect`.jit if it is a plain function.
+
+    The result is cached, so that later launches reuse its compilation. `sources` is added to `sys.path`.
+
+    Args:
+        sources: Folder of the source files.
+    """
     sys.path.insert(0, sources)
     kernel = getattr(importlib.import_module(module), function)
     package = importlib.import_module(dialect)
@@ -258,13 +304,24 @@ def imported(sources: str, module: str, function: str, dialect: str) -> Any:
 
 
 def on_cores(kernel: Any, case: Json) -> Any:
-    """Return the kernel for its logical core: a grid up to NKI 0.6, later NEURON_LOGICAL_NC_CONFIG alone decides."""
+    """Return the kernel for the case's number of physical cores.
+
+    Up to NKI 0.6 the kernel gets a grid; later NEURON_LOGICAL_NC_CONFIG alone decides, and the kernel is
+    returned unchanged.
+    """
     older = number(versions().get("nki", "0.0")) < (0, 7)
     return kernel[case["lnc"]] if case["lnc"] > 1 and older else kernel
 
 
 def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """Return a function that launches the kernel on new copies of its numpy arguments (launcher nki)."""
+    """Return a function that launches the kernel of a case on new copies of its numpy arguments (launcher nki).
+
+    The function takes nothing and returns what the kernel returns.
+
+    Args:
+        folder: Folder of the bundle.
+        read: Returns the bits of an array argument.
+    """
     kernel = on_cores(kernel_of(folder, case), case)
     return lambda: kernel_call(
         kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -272,7 +329,14 @@ def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """Return a function that launches the kernel through neuronxcc.nki.baremetal."""
+    """Return a function that launches the kernel of a case through neuronxcc.nki.baremetal (launcher neuronxcc).
+
+    The function takes nothing and returns what the kernel returns.
+
+    Args:
+        folder: Folder of the bundle.
+        read: Returns the bits of an array argument.
+    """
     kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
     return lambda: kernel_call(
         kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -280,7 +344,15 @@ def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """Return a function that launches the kernel with tensors on the XLA device."""
+    """Return a function that launches the kernel of a case with tensors on the XLA device (launcher torch_xla).
+
+    The function takes nothing and returns what the kernel returns; the tensors are ready after their copy to
+    the host.
+
+    Args:
+        folder: Folder of the bundle.
+        read: Returns the bits of an array argument.
+    """
     xla = importlib.import_module("torch_xla.core.xla_model")
     kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
 
@@ -294,7 +366,15 @@ def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """Return a function that launches the kernel through a custom operator of nki_op, with tensors on "neuron"."""
+    """Return a function that launches the kernel of a case through a custom operator of nki_op (launcher torchneuron).
+
+    The function takes nothing and returns the outputs as a tuple of tensors on the device "neuron"; an output
+    that overwrites an argument is that argument's tensor.
+
+    Args:
+        folder: Folder of the bundle.
+        read: Returns the bits of an array argument.
+    """
     torch = importlib.import_module("torch")
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = on_cores(kernel_of(folder, case), case)
@@ -329,12 +409,16 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def kernel_call(kernel: Any, arguments: Json) -> Any:
-    """Launch a kernel."""
+    """Launch a kernel on arguments by parameter, and return what it returns."""
     return kernel(**arguments)
 
 
 def to_torch(bits: Any, dtype: str) -> Any:
-    """Return a torch tensor with the bits of an array. Raises TypeError if torch lacks the dtype."""
+    """Return a torch tensor of the dtype with this name, with the bits of a numpy array.
+
+    Raises:
+        TypeError: If torch lacks the dtype.
+    """
     torch = importlib.import_module("torch")
     integers = TORCH_BITS.get(dtype)
     if integers is None:
@@ -345,7 +429,9 @@ def to_torch(bits: Any, dtype: str) -> Any:
 
 
 def to_numpy(output: Any) -> tuple[Any, str]:
-    """Return the bits of a kernel's output under a dtype of numpy, and the name of its dtype.
+    """Return (bits, dtype name) of a kernel's output, on the host.
+
+    The bits are a numpy array of the dtype, or of unsigned integers if numpy lacks the dtype.
 
     Raises:
         TypeError: If the kernel returned no array.
@@ -375,7 +461,11 @@ LAUNCHERS = {
 
 
 def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
-    """Run a case and send its progress to the parent; return the exit status."""
+    """Run a case in the child process and send stages, outputs and times to the parent; return the exit status.
+
+    Returns:
+        0, or 1 after any error, which is sent to the parent and not raised.
+    """
     teller = Teller(options.fd)
     try:
         teller.say(stage="import")
@@ -401,12 +491,15 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
 
 
 def described(error: BaseException) -> Json:
-    """Return an error as type and message."""
+    """Return an error as JSON types: its type, and its message cut after 4,000 characters."""
     return {"type": type(error).__name__, "message": str(error)[:4000]}
 
 
 def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
-    """Send the digests of returned outputs, and write their arrays; a full disk loses only the arrays."""
+    """Copy the outputs of a launch to the host, write their arrays to `values/`, and send digests to the parent.
+
+    If the disk refuses an array, the loss is sent to the parent, and the output has its digests only.
+    """
     import numpy as np
 
     outputs = []
@@ -433,7 +526,10 @@ def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
 
 
 def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
-    """Measure launches with the clock of the host, including the copies from the device."""
+    """Measure launches with the clock of the host, including the copies from the device.
+
+    Return times in ns as JSON types. The first `options.warmup` launches are not timed.
+    """
     durations = []
     for repetition in range(options.warmup + options.repetitions):
         start_ns = time.perf_counter_ns()
@@ -446,7 +542,10 @@ def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
 
 
 def summarised(durations: list[float], warmup: int, clock: str) -> Json:
-    """Return durations in ns with their median and interquartile range."""
+    """Return durations in ns as JSON types, with their median and interquartile range.
+
+    The range of a single duration is 0.
+    """
     quartiles = (
         statistics.quantiles(durations, n=4, method="inclusive") if len(durations) > 1 else [0.0, 0.0, 0.0]
     )
@@ -456,7 +555,11 @@ def summarised(durations: list[float], warmup: int, clock: str) -> Json:
 
 
 def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespace) -> Json:
-    """Measure launches with neuronxcc.nki.benchmark; the spread is twice the median less the first quartile."""
+    """Measure launches with neuronxcc.nki.benchmark on the device; return times in ns as JSON types.
+
+    The benchmark gives percentiles only: `repetitions_ns` is empty, and the spread is twice the median less
+    the first quartile.
+    """
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
     kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
     arguments = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -468,7 +571,13 @@ def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespac
 
 
 def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
-    """Measure the NEFF of a case with nrtpy, in the environment that has it; return the exit status."""
+    """Measure the compiled kernel of a case with nrtpy, in a Python environment that has it.
+
+    Return the exit status. Times in ns on the device are sent to the parent.
+
+    Returns:
+        0, or 1 after any error, which is sent to the parent and not raised.
+    """
     teller = Teller(options.fd)
     try:
         nrtpy = importlib.import_module("nrtpy")
@@ -491,7 +600,7 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
 
 
 def arrays_of(case: Json) -> Json:
-    """Return the array arguments of a case, by name."""
+    """Return the array arguments of a case by parameter, without literals and dtypes."""
     plain = ("literal", "dtype")
     return {name: argument for name, argument in case["arguments"].items() if argument["kind"] not in plain}
 
@@ -500,7 +609,10 @@ def arrays_of(case: Json) -> Json:
 
 
 class Record:
-    """The file `result.json`: complete at any time, and written even on a full disk."""
+    """The file `result.json` in the folder `out`: complete at any time, and written even on a full disk.
+
+    `values` is its content as JSON types; `save` writes it. Creating a record reserves space on the disk.
+    """
 
     def __init__(self, out: Path, bundle: str, target: str) -> None:
         self._out = out
@@ -521,12 +633,12 @@ class Record:
             self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def failed(self, stage: str, message: str) -> None:
-        """Add a failure that belongs to no case."""
+        """Add a failure that belongs to no case to `values`; an equal failure is not added again."""
         if {"stage": stage, "message": message} not in self.values["failures"]:
             self.values["failures"].append({"stage": stage, "message": message})
 
     def save(self) -> None:
-        """Replace the file by everything recorded so far.
+        """Replace the file by `values`.
 
         On a full disk, first the reserve is deleted, then the arrays of outputs; at last the record is
         printed to stdout.
@@ -541,7 +653,7 @@ class Record:
         )
 
     def _write(self) -> None:
-        """Write the file atomically."""
+        """Write the file atomically. Raises OSError if that fails; the earlier file then remains."""
         partial = self._file.with_name(".result.json.part")
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -555,7 +667,7 @@ class Record:
             raise
 
     def _give_up_values(self) -> None:
-        """Delete the arrays of all outputs; their digests stay."""
+        """Delete the arrays of all outputs from the disk, and their file names from `values`; digests stay."""
         self.failed("write", "the disk is full: the values were given up, their digests are here")
         shutil.rmtree(self._out / "values", ignore_errors=True)
         for case in self.values["cases"]:
@@ -563,7 +675,7 @@ class Record:
                 output["file"] = None
 
     def close(self) -> None:
-        """Write the file for the last time."""
+        """Write the file for the last time, with the time of the end, and release the reserved space."""
         self.values["finished"] = now()
         self.save()
         with contextlib.suppress(OSError):
@@ -571,14 +683,16 @@ class Record:
 
 
 def now() -> str:
-    """Return the current time in UTC."""
+    """Return the current time in UTC, in ISO 8601 to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 class Process:
-    """A child process for a case: its messages, the end of its output, and how it ended.
+    """A child process for a case, started and awaited by the constructor.
 
-    A process with a listener runs several launches; the listener gets every message. The time limit then
+    `told` has the last value of each field that the child sent, `lost` the arrays that it could not write,
+    `end` the error with which it ended or None. A process that takes longer than `seconds` is killed. A
+    process with a listener runs several launches; the listener gets every message. The time limit then
     applies between two messages.
     """
 
@@ -633,12 +747,15 @@ class Process:
 
     @property
     def log(self) -> str:
-        """End of the output."""
+        """End of the output to stdout and stderr, at most LOG_BYTES."""
         return self._log.decode(errors="replace")
 
     @property
     def error(self) -> Json | None:
-        """Failure of the process, or None."""
+        """Error that the child sent, else the error with which it ended, as type and message.
+
+        None if there is neither.
+        """
         failure: Json | None = self.told.get("error") or self.end
         return failure
 
@@ -667,7 +784,11 @@ class Process:
 
 
 def ended(status: int) -> Json | None:
-    """Return the error of a process by its exit status: a signal, or a status without a message; None for 0."""
+    """Return the error of a process by its exit status, as type and message; None for 0.
+
+    Args:
+        status: Status of a process that sent no error; negative for a signal.
+    """
     if status >= 0:
         return (
             {"type": "Exit", "message": f"it ended with status {status} and told nothing"} if status else None
@@ -686,10 +807,13 @@ def start_child(
     record: Record,
     listener: Callable[[Json], None] | None = None,
 ) -> Process:
-    """Run a child process for a case and the cases after it; return it after its end.
+    """Run a child process for a case, or for the case and all later ones; return the process after its end.
 
     Args:
-        build: Working folder of the process.
+        out: Result folder.
+        build: Working folder of the process, which is made; if that fails, `out` is used, and the failure is
+            recorded.
+        listener: Gets every message of the process; None for a process with a single case.
     """
     try:
         build.mkdir(parents=True, exist_ok=True)
@@ -709,7 +833,7 @@ def start_child(
 
 
 def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
-    """Return the options that child processes inherit."""
+    """Return the options that child processes inherit, as words of a command line."""
     words = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
     words += ["--weights", str(Path(options.weights).resolve())] if options.weights else []
     several = {"--only": options.only, "--leave-out": options.leave_out}
@@ -725,7 +849,10 @@ def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
 
 
 def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, record: Record) -> Json:
-    """Compile, run, time and profile a case; return its result."""
+    """Compile, run, time and profile a case in a child process; return its result as JSON types.
+
+    Failures become part of the result or are recorded; none is raised.
+    """
     build = out / "build" / case["name"]
     process = start_child(out, case, build, launcher, options, record)
     error, stage = process.error, process.told["stage"]
@@ -754,7 +881,10 @@ def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, 
 
 
 def kept(out: Path, name: str, text: str, record: Record) -> str | None:
-    """Write a text file of the result; return its name, or None if it is empty or the disk is full."""
+    """Write a text to the file `name` of the result folder; return the name.
+
+    Returns None if the text is empty, or if the disk refuses, which is recorded.
+    """
     if not text:
         return None
     try:
@@ -769,7 +899,7 @@ def kept(out: Path, name: str, text: str, record: Record) -> str | None:
 
 
 def newest(folder: Path, suffix: str) -> Path | None:
-    """Return the most recent file with a suffix below a folder, or None."""
+    """Return the most recently changed file with a suffix below a folder, or None if there is none."""
     paths = [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
@@ -777,7 +907,16 @@ def newest(folder: Path, suffix: str) -> Path | None:
 def on_device(
     neff: Path, out: Path, case: Json, options: argparse.Namespace, times: Json | None, record: Record
 ) -> tuple[Json | None, str]:
-    """Return the times that nrtpy measures on the device, else `times`, and the output of nrtpy."""
+    """Return (times that nrtpy measures on the device, output of nrtpy).
+
+    (`times`, output) if nrtpy cannot measure them. A failure is recorded, unless nrtpy is absent and was not
+    asked for.
+
+    Args:
+        neff: The compiled kernel.
+        out: Result folder.
+        times: Times by the clock of the host, or None.
+    """
     python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
     if not python.is_file():
         if options.nrtpy:
@@ -808,9 +947,11 @@ def on_device(
 
 
 def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record) -> str | None:
-    """Profile a NEFF; return the folder of tables, else the summary, else the NTFF, relative to the result folder.
+    """Profile a compiled kernel on the device; return the path of the profile relative to the result folder.
 
-    Failures are recorded. Only neuron-explorer writes tables, which include the kernel's lines.
+    Returns:
+        The folder of tables, else the summary, else the NTFF file; None without any. Only neuron-explorer
+            writes tables, which include the kernel's lines. Failures are recorded.
     """
     tool = next(
         (
@@ -856,7 +997,15 @@ def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, rec
 
 
 def quiet(command: list[str], seconds: float) -> str:
-    """Run a tool and return its output. Raises RuntimeError with the end of its output if it fails."""
+    """Run a tool and return its stdout.
+
+    Args:
+        seconds: Time limit.
+
+    Raises:
+        RuntimeError: With the end of its output, if it ends with another status than 0.
+        subprocess.TimeoutExpired: After the time limit.
+    """
     process = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
     )
@@ -867,7 +1016,11 @@ def quiet(command: list[str], seconds: float) -> str:
 
 
 def fresh(folder: Path, name: str) -> Path:
-    """Create an empty result folder; an earlier folder of that name gets a number."""
+    """Create an empty result folder below `folder`; return its path.
+
+    An earlier folder of that name is renamed first: `result` to `result-1`, or the next number without a
+    folder.
+    """
     out = folder / name
     if out.exists():
         count = next(count for count in range(1, 10_000) if not (folder / f"{name}-{count}").exists())
@@ -877,7 +1030,7 @@ def fresh(folder: Path, name: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
+    """Return the parser of the options of `run.py`, including those that it passes to child processes."""
     options = argparse.ArgumentParser(
         description="Run the kernels of this bundle and write result/.", allow_abbrev=False
     )
@@ -907,12 +1060,19 @@ def parser() -> argparse.ArgumentParser:
 
 
 def stopped(number: int, frame: object) -> NoReturn:
-    """End as after an interrupt."""
+    """Raise KeyboardInterrupt, so that a SIGTERM ends the run as an interrupt does; a signal handler."""
     raise KeyboardInterrupt
 
 
 def main(folder: Path) -> int:
-    """Run all cases; return 0 if all ran, 1 if any failed, 130 after an interrupt."""
+    """Run all cases of the bundle in `folder`, or in a child process the requested ones.
+
+    Return the exit status.
+
+    Returns:
+        0 if all cases ran, 1 if any did not, 130 after an interrupt. Options that are refused end the process
+            with status 2.
+    """
     options = parser().parse_args()
     manifest: Json = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     cases = {case["name"]: case for case in manifest["cases"]}
@@ -967,7 +1127,7 @@ def main(folder: Path) -> int:
 
 
 def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, record: Record) -> None:
-    """Run every case in a separate process."""
+    """Run every requested case in a separate process; add each result to `record` and print a line about it."""
     for name, case in cases.items():
         if options.only and name not in options.only:
             continue
@@ -980,7 +1140,12 @@ def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, re
 
 
 def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
-    """Choose and record the launcher of a case; return it, or None, and a remark or the reason."""
+    """Choose the launcher of a case, and record it with the remark, if there is one.
+
+    Returns:
+        (launcher, remark); `--launcher` decides if it is given. (None, reason) if no installed package can
+            launch the case.
+    """
     launcher, remark = usable_launcher(case["imports"], versions())
     launcher = options.launcher or launcher
     if remark:
@@ -990,14 +1155,14 @@ def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tupl
 
 
 def skipped(name: str, reason: str) -> Json:
-    """Return the result of a case that could not run."""
+    """Return the result of a case that could not run for a reason, as JSON types."""
     error = {"type": "Environment", "message": reason}
     nothing: Json = {"log": None, "outputs": [], "times": None, "profile": None}
     return {"name": name, "status": "skipped", "stage": "import", "error": error, **nothing}
 
 
 def line_of(case: Json) -> str:
-    """Return a line about the outcome of a case."""
+    """Return a line about the result of a case: status, time and error."""
     words = [f"{case['name']}: {case['status']}"]
     if case["times"]:
         words.append(f"median {case['times']['median_ns'] / 1e3:.1f} us ({case['times']['clock']} clock)")

@@ -1,6 +1,7 @@
 """Arguments and expected outputs of the launches of a generation, and the judgement of outputs, on the instance.
 
-`run_model.py` imports this module. It needs only Python's standard library and numpy.
+`run_model.py` imports this module, and `run.py` for the times of one launch. It needs only Python's standard
+library and numpy. Arrays of dtypes that numpy lacks are handled as unsigned integers of their bits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ Place = tuple[str, int]
 
 
 def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
-    """Return, for two arrays of a dtype, the absolute differences in float64, equality, and bitwise equality.
+    """Compare two arrays of the same shape and dtype, element by element.
 
-    Two NaN, and 0 and -0, are equal; the difference between NaN and any number is infinite.
+    Returns:
+        The absolute differences in float64, whether the values are equal, and whether the bits are equal,
+            each in the shape of the arrays. Two NaN are equal, as are 0 and -0; the difference between NaN
+            and any number is infinite.
     """
     import numpy as np
 
@@ -36,7 +40,7 @@ def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
 
 
 def written(array: Any, onto: Json, positions: Any) -> Any:
-    """Return the overwritten positions of an array."""
+    """Return the slices of an array at the positions along the axis `onto["axis"]`, in a new array."""
     import numpy as np
 
     return np.ascontiguousarray(np.take(array, positions, axis=onto["axis"]))
@@ -45,9 +49,11 @@ def written(array: Any, onto: Json, positions: Any) -> Any:
 class Chain:
     """Arguments and expected outputs of a bundle's launches, in order; arrays contain bits.
 
-    `expected` has expected outputs, and the chip's outputs are stored separately, both only while later
-    launches read them. `differing` names the outputs of the chip that are not bitwise equal to the expected
-    ones.
+    Call `expect` for each launch in order, then `keep` for its outputs, then `forget` with its index.
+
+    `expected` has complete expected outputs, `chip_outputs` those of the chip, by (case, index of the
+    output). Both have an output only while later launches read it. `differing` names the outputs of the chip
+    that are not bitwise equal to the expected ones.
     """
 
     def __init__(self, folder: Path, cases: list[Json], weights: Any) -> None:
@@ -63,7 +69,10 @@ class Chain:
                     self._last[argument["text"], argument["output"]] = index
 
     def file(self, name: str) -> Any:
-        """Return the array of a file; cached, since several launches share files."""
+        """Return the array in a file of the bundle.
+
+        Cached, since several launches share files, so callers must not write to it.
+        """
         import numpy as np
 
         if name not in self._files:
@@ -71,7 +80,14 @@ class Chain:
         return self._files[name]
 
     def resolve(self, argument: Json, arrays: dict[Place, Any]) -> Any:
-        """Return the bits of an argument, with outputs from `arrays`. Raises KeyError if an output is unknown."""
+        """Return the bits of an argument; an output of an earlier launch is taken from `arrays`.
+
+        An argument with fewer rows than that output gets its last rows. The array is new except for a weight,
+        which callers must not write to.
+
+        Raises:
+            KeyError: If `arrays` lacks the output.
+        """
         import numpy as np
 
         argument_kind = argument["kind"]
@@ -85,9 +101,12 @@ class Chain:
         return output[-argument["shape"][0] :].copy() if argument["shape"] else output.copy()
 
     def expect(self, case: Json) -> list[tuple[Any, Any]]:
-        """Return (complete output, stored part) for every output of a launch, None where it is unknown.
+        """Return (complete output, stored part) for every expected output of a launch, and update `expected`.
 
-        Complete outputs that later launches read are kept in `expected`.
+        The stored part is the array in the bundle's file: the whole output, or the positions that the launch
+        overwrites of an argument. It is None if the bundle has only digests. The complete output is the
+        expected argument with these positions overwritten; it is None if that argument is unknown. Complete
+        outputs that later launches read are added to `expected`, so launches must be passed in order.
         """
         import numpy as np
 
@@ -108,22 +127,28 @@ class Chain:
         return outputs
 
     def knows(self, argument: Json) -> bool:
-        """Return whether the expected array of an argument is available."""
+        """Return whether the expected array of an argument is known: in `expected`, in a file, or as a weight."""
         return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.expected
 
     def holds(self, argument: Json) -> bool:
-        """Return whether the chip's array of an argument is available."""
+        """Return whether the chip's array of an argument is known: in `chip_outputs`, in a file, or as a weight."""
         return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.chip_outputs
 
     def exact(self, case: Json) -> bool:
-        """Return whether the chip's arguments of a launch are bitwise equal to the expected ones."""
+        """Return whether no argument of a launch is an output in `differing`: all are bitwise as expected."""
         return not any(
             argument["kind"] == "result" and (argument["text"], argument["output"]) in self.differing
             for argument in case["arguments"].values()
         )
 
     def keep(self, case: Json, index: int, bits: Any, differs: bool) -> None:
-        """Store an output of the chip if later launches read it; None stores the expected output."""
+        """Store output `index` of a case for later launches in `chip_outputs`; does nothing if none reads it.
+
+        Args:
+            bits: The chip's output; None stores the expected output, or nothing if that is unknown.
+            differs: Whether the output differs bitwise from the expected one; without a difference the
+                expected array is stored, which may be shared.
+        """
         key = case["name"], index
         if key not in self._last:
             return
@@ -135,26 +160,34 @@ class Chain:
                 self.differing.add(key)
 
     def forget(self, number: int) -> None:
-        """Drop the outputs that no case after index `number` reads."""
+        """Drop outputs from `expected` and `chip_outputs` that no case after index `number` reads."""
         for arrays in (self.chip_outputs, self.expected):
             for key in [key for key in arrays if self._last[key] <= number]:
                 del arrays[key]
 
 
 def bits_of(dtype: str) -> Any:
-    """Return the dtype of numpy as which arrays of a dtype are stored."""
+    """Return the numpy dtype as which arrays of a named dtype are stored.
+
+    It is the dtype itself, or unsigned integers of its width if numpy lacks the dtype.
+    """
     element = run.dtype_named(dtype)
     return f"uint{8 * element.itemsize}" if element.kind == "V" or element.isbuiltin != 1 else element
 
 
 def argument_of(case: Json, onto: Json) -> Json:
-    """Return the argument that an output overwrites in part."""
+    """Return the argument that an output overwrites in part: the manifest's record, given the output's `onto`."""
     argument: Json = case["arguments"][onto["argument"]]
     return argument
 
 
 def read_at(folder: Path, manifest: Json, name: str, weights: str | None) -> Callable[[Json], Any]:
-    """Return a function that reads the expected arguments of a case."""
+    """Return a function that returns the expected bits of an argument of the case `name`.
+
+    Args:
+        folder: Folder of the bundle.
+        weights: Folder of the weights, or None.
+    """
     chain = Chain(folder, manifest["cases"], run_weights.Weights(weights, manifest["weights"]))
     for index, case in enumerate(manifest["cases"]):
         if case["name"] == name:
@@ -165,11 +198,16 @@ def read_at(folder: Path, manifest: Json, name: str, weights: str | None) -> Cal
 
 
 class Judged:
-    """An output compared with the expected output: its record, bitwise equality, whether it may be correct.
+    """An output of the chip compared with the expected output.
 
-    `before` has the argument that the output overwrites and the expected positions. `part` is the stored
-    expectation, None if only its digests are stored, or if the output is unexpected. `error` is the largest
-    difference.
+    `record` is its entry in the result. `bits` are the compared elements: of an argument that is overwritten
+    in part, only the positions that should be overwritten. `equal` is bitwise equality. `right` tells whether
+    shape and dtype are as expected, nothing else was overwritten, and the difference is allowed. `error` is
+    the largest absolute difference, 0 if it is unknown.
+
+    Args of the constructor: `before` has the argument that the output overwrites and the expected positions,
+    or is None. `stored` is the expected array, None if only its digests are stored or if the output is
+    unexpected. Without `stored`, `right` does not depend on the elements.
     """
 
     def __init__(
@@ -202,7 +240,16 @@ class Judged:
 
 
 def strayed(bits: Any, before: Any, positions: Any, output: Json, allowed: float) -> int | None:
-    """Return the first index along the axis that should be unchanged but differs by more than allowed."""
+    """Return the first index along the written axis that should be unchanged but differs by more than `allowed`.
+
+    Returns None if there is no such index.
+
+    Args:
+        bits: The argument after the launch.
+        before: The argument before the launch.
+        positions: Indices along the axis that the launch should overwrite.
+        output: Record of the output, with dtype and axis.
+    """
     import numpy as np
 
     axis, element = output["onto"]["axis"], run.dtype_named(output["dtype"])

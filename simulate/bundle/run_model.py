@@ -1,14 +1,18 @@
 """Runs the generation of a bundle of a model: every launch of every step, with outputs as arguments of later launches.
 
 `run.py` calls this module. Weights come from `--weights FOLDER`. Its .safetensors files, and every operand
-made of them by the bundle's recipes, must have the SHA-256 in the bundle. A separate process runs the
-launches in order. If it crashes or hangs, that launch is lost, and a new process continues after it.
+made of them by the bundle's recipes, must have the SHA-256 in the bundle. A child process runs the launches
+in order, and its parent writes the result. If the child crashes or hangs, that launch is lost, and a new
+child continues after it.
 
 A launch receives outputs of earlier launches on the chip. Its outputs are compared with the expected ones,
 within the launch's tolerance. An output beyond the tolerance may be due to rounding in earlier launches if
 its inputs were not bitwise as expected. Then the launch is repeated with the expected inputs, and those
 outputs are reported; `drift` has the errors of the first outputs. After a wrong or lost launch, later
 launches receive the expected outputs. The token after a step is always the expected token.
+
+A program is a kernel with arguments of certain shapes; many launches have the same program. The head is the
+launch of a step that chooses the token.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ Json = dict[str, Any]
 
 
 class Runner:
-    """Runs the launches of a bundle in order and sends the outcome of each to the parent."""
+    """Runs the launches of a bundle in order, in the child process, and sends each result to the parent."""
 
     def __init__(self, folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> None:
         self._folder, self._out, self._options = folder, out, options
@@ -53,12 +57,16 @@ class Runner:
         self._stage = "import"
 
     def _enter_stage(self, stage: str) -> None:
-        """Enter a stage and send it to the parent."""
+        """Store the stage under which an error is reported from now on, and send it to the parent."""
         self._stage = stage
         self._teller.say(stage=stage)
 
     def run_from(self, name: str) -> None:
-        """Run a case and the cases after it; earlier launches count as expected."""
+        """Run the case with a name and the cases after it, and send each result to the parent.
+
+        Earlier cases, and cases that `--only` leaves out, are not launched: later launches receive their
+        expected outputs.
+        """
         begun = False
         for index, case in enumerate(self._cases):
             begun = begun or case["name"] == name
@@ -71,7 +79,11 @@ class Runner:
             self._chain.forget(index)
 
     def _run(self, case: Json, expected: list[tuple[Any, Any]]) -> Json:
-        """Run a launch and return its result."""
+        """Launch a case and return its result; errors of the launch become part of the result.
+
+        A case is skipped if its program crashed too often, or if an argument is an output of a lost launch
+        that is not stored in the bundle. Arrays of differing outputs are written to the result folder.
+        """
         result: Json = {
             "name": case["name"],
             "status": "failed",
@@ -109,12 +121,21 @@ class Runner:
         return result
 
     def _forgo(self, case: Json) -> None:
-        """Continue after a launch with the expected outputs."""
+        """Let later launches receive the expected outputs of a case, since the chip has no usable ones."""
         for index in range(len(case["outputs"])):
             self._chain.keep(case, index, None, False)
 
     def _judged(self, case: Json, expected: list[tuple[Any, Any]], result: Json) -> list[Any]:
-        """Launch with the chip's arguments, and again with the expected arguments if drift explains an error."""
+        """Launch a case and return a `Judged` for each output.
+
+        Launch again if drift may explain a wrong output. The second launch takes the expected arguments, and
+        its outputs are the returned ones. The outputs that later launches read are stored: those of the first
+        launch if all outputs are right, else the expected ones.
+
+        Args:
+            expected: (complete output, stored part) of every output, as `Chain.expect` returns them.
+            result: Result of the case; times, token, inputs and drift are set in it.
+        """
         returned, times = self._launched(case, self._chain.chip_outputs)
         result["times"] = times
         judged = self._judge_outputs(case, self._chain.chip_outputs, returned, expected)
@@ -134,9 +155,14 @@ class Runner:
         return judged
 
     def _launched(self, case: Json, arrays: Json) -> tuple[list[tuple[Any, str]], Json]:
-        """Launch a kernel; return bits and dtypes of its outputs, and times by the clock of the host.
+        """Launch a case; return (bits, dtype) of each output, and times in ns by the clock of the host.
 
-        The first launch of a program in this process is timed several times, later launches once.
+        The first launch of a program in this process is repeated as often as the options say, for its times.
+        Later launches are timed once. A new NEFF is reported to the parent.
+
+        Args:
+            arrays: Outputs of earlier launches that are the arguments: those of the chip, or the expected
+                ones.
         """
         launch = run.LAUNCHERS[self._options.launcher](
             self._folder, case, lambda argument: self._chain.resolve(argument, arrays)
@@ -162,7 +188,12 @@ class Runner:
     def _judge_outputs(
         self, case: Json, arrays: Json, returned: list[tuple[Any, str]], expected: Any
     ) -> list[Any]:
-        """Judge the outputs of a launch."""
+        """Return a `Judged` for each returned output; an output that the case does not have is judged wrong.
+
+        Args:
+            arrays: Outputs of earlier launches that the launch received.
+            expected: (complete output, stored part) of every output, as `Chain.expect` returns them.
+        """
         judged = []
         for index, (bits, dtype) in enumerate(returned):
             if index >= len(case["outputs"]):
@@ -182,7 +213,11 @@ class Runner:
         return judged
 
     def _brought_back(self, case: Json, judged: Any) -> Json:
-        """Return the record of an output, and write its array unless it is bitwise as expected."""
+        """Return the record of an output for the result, after writing its array to `values/` if it differs.
+
+        An array is written unless it is bitwise as expected or larger than MOST_VALUES_BYTES. If the disk
+        refuses, the loss is sent to the parent, and the record's `file` stays None.
+        """
         import numpy as np
 
         if not judged.equal and judged.bits.nbytes <= MOST_VALUES_BYTES:
@@ -202,7 +237,13 @@ class Runner:
 
 
 def chosen(step: Json, returned: list[tuple[Any, str]]) -> int | None:
-    """Return the token with the largest logit, the lowest of equal ones; None if the outputs are missing."""
+    """Return the token with the largest logit, the lowest of equal ones; None if the outputs are missing.
+
+    Args:
+        step: Step of the generation: `values` and `tokens` are indices of the head's outputs.
+        returned: (bits, dtype) of each output of the head: the largest logits, and their tokens in the same
+            order.
+    """
     if max(step["values"], step["tokens"]) >= len(returned):
         return None
     values, tokens = (returned[step[name]][0].reshape(-1) for name in ("values", "tokens"))
@@ -213,7 +254,12 @@ def chosen(step: Json, returned: list[tuple[Any, str]]) -> int | None:
 
 
 def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> int:
-    """Run the launches from `options.child` on and send each outcome to the parent; return the exit status."""
+    """Run the launches from the case `options.child` on, in the child process; return the exit status.
+
+    Returns:
+        0 after the last launch, 1 after an error outside of a launch. The error is sent to the parent, not
+            raised.
+    """
     teller = run.Teller(options.fd)
     try:
         Runner(folder, out, manifest, options).run_from(options.child)
@@ -229,7 +275,7 @@ def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) 
 
 
 class Story:
-    """Records the messages of the processes that run launches, and tracks the next launch."""
+    """State of a run in the parent: the launches that are left, the NEFFs of programs, the crashes."""
 
     def __init__(self, out: Path, manifest: Json, options: argparse.Namespace, record: Any) -> None:
         self._out, self._options, self._record = out, options, record
@@ -240,7 +286,10 @@ class Story:
         self._crashes: Counter[str] = Counter()
 
     def note(self, told: Json) -> None:
-        """Record a result, or the NEFF of a program."""
+        """Record a message of a child: the path of a program's NEFF, or the result of the next launch.
+
+        A result of any other launch is ignored.
+        """
         if "neff" in told:
             self.neffs[told["program"]] = told["neff"]
         result = told.get("result")
@@ -248,7 +297,13 @@ class Story:
             self._append(result)
 
     def lose(self, error: Json, stage: str, log: str) -> None:
-        """Record the launch in which a process ended, with the end of its output."""
+        """Record that the next launch failed because its process ended, and count a crash of its program.
+
+        Args:
+            error: Type and message of the error.
+            stage: Stage in which the process ended.
+            log: End of the output of the process, written to `logs/`.
+        """
         case = self.left[0]
         self._crashes[case["like"] or case["name"]] += 1
         self._append(
@@ -264,11 +319,14 @@ class Story:
 
     @property
     def left_out(self) -> list[str]:
-        """Programs with too many crashes, by their first cases."""
+        """Names of the first cases of programs that crashed MOST_CRASHES times, which new processes skip."""
         return [name for name, crashes in self._crashes.items() if crashes >= MOST_CRASHES]
 
     def _append(self, result: Json) -> None:
-        """Record the result of the next launch."""
+        """Add the result of the next launch to `result.json`, and save the file.
+
+        Prints the launch if it did not run, and the step after its last launch.
+        """
         case = self.left.pop(0)
         self._record.values["cases"].append(result)
         self._record.save()
@@ -278,7 +336,7 @@ class Story:
             self._tell_step(case["step"])
 
     def _tell_step(self, index: int) -> None:
-        """Print the chosen and the expected token of a step."""
+        """Print the chosen and the expected token of the step with an index."""
         step = self._steps[index]
         ran = [case["token"] for case in self._record.values["cases"] if case["name"] == step["case"]]
         token = ran[0] if ran and ran[0] is not None else "none"
@@ -290,7 +348,11 @@ MODEL_PART: Json = {"inputs": "expected", "drift": [], "token": None}
 
 
 def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any) -> None:
-    """Run all launches in as many processes as needed, then time and profile each program on the device."""
+    """Run all launches, with a new child process after each crash, then time and profile each program.
+
+    Results are added to `record` and saved. Without a launcher of kernels, all launches are recorded as
+    skipped.
+    """
     story = Story(out, manifest, options, record)
     for case in manifest["cases"]:
         launcher, remark = run.launcher_of(case, options, record)
@@ -324,7 +386,7 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
 
 
 def timed_programs(manifest: Json, neffs: dict[str, str]) -> Iterator[tuple[str, Json, Path]]:
-    """Yield (name, case, NEFF) of every program whose NEFF exists."""
+    """Yield (name, case, path of the NEFF) of every case whose launch reported a NEFF, in the order of cases."""
     for case in manifest["cases"]:
         if case["name"] in neffs:
             yield case["name"], case, Path(neffs[case["name"]])

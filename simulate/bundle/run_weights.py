@@ -18,7 +18,10 @@ Json = dict[str, Any]
 
 
 def check_weights(folder: str | None, files: list[Json]) -> str:
-    """Return what is wrong with a folder of weights, or an empty string if its files are those of the bundle."""
+    """Return what is wrong with a folder of weights as a sentence, or an empty string if nothing is.
+
+    Every file of the bundle must be in the folder, with its size in bytes and its SHA-256.
+    """
     if not files:
         return ""
     if folder is None:
@@ -44,9 +47,11 @@ def check_weights(folder: str | None, files: list[Json]) -> str:
 
 
 def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
-    """Return the tensors of a .safetensors file by name: memory-mapped bits in file order, and dtype.
+    """Return the tensors of a .safetensors file by name, as (memory-mapped bits, dtype).
 
-    The file begins with the length of a JSON header, 8 bytes, and the header; the tensors follow it.
+    The bits are a flat array of unsigned integers in row-major order, None for an empty tensor. Tensors of
+    other dtypes than STORED are left out. The file begins with the length of a JSON header, 8 bytes, and the
+    header; the tensors follow it.
     """
     import numpy as np
 
@@ -65,10 +70,17 @@ def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
 
 
 def rounded(bits: Any, dtype: str, into: str) -> Any:
-    """Convert the bits of floats to another dtype; bfloat16 rounds to nearest, ties to even. float32 is exact.
+    """Return the bits of floats in another dtype, as unsigned integers of its width.
+
+    bfloat16 is rounded to nearest, ties to even, and NaN stays NaN. float32 is exact.
+
+    Args:
+        bits: Array of unsigned integers of any shape.
+        dtype: Dtype of these floats: float32, float16 or bfloat16.
+        into: Dtype of the returned floats: the same one, float32 or bfloat16.
 
     Raises:
-        ValueError: If the target is neither float32 nor bfloat16.
+        ValueError: If `into` is neither `dtype` nor float32 nor bfloat16.
     """
     import numpy as np
 
@@ -87,11 +99,12 @@ def rounded(bits: Any, dtype: str, into: str) -> Any:
 
 
 def drawn(tensor: Json) -> tuple[Any, str]:
-    """Return the bits and the dtype of a random tensor, uniform in [`shift` - `scale`, `shift` + `scale`].
+    """Return (bits, dtype) of a random tensor, uniform in [`shift` - `scale`, `shift` + `scale`].
 
-    numpy's PCG64 with a seed yields 64 bits for each element, a stream that numpy guarantees. Its first 24
-    bits are an integer multiple of 2**-23. That number less 1, times the scale (a power of two), plus the
-    shift, is computed in float32. bfloat16 is rounded to nearest, ties to even.
+    The bits are a flat array of unsigned integers with `count` elements. numpy's PCG64 with the tensor's seed
+    yields 64 bits for each element, a stream that numpy guarantees. Its first 24 bits are an integer multiple
+    of 2**-23. That number less 1, times the scale (a power of two), plus the shift, is computed in float32.
+    bfloat16 is rounded to nearest, ties to even.
     """
     import numpy as np
 
@@ -102,7 +115,12 @@ def drawn(tensor: Json) -> tuple[Any, str]:
 
 
 def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
-    """Return the bits of an operand, assembled from pieces of tensors.
+    """Return the bits of an operand, assembled from pieces of tensors; elements that no piece covers are 0.
+
+    Args:
+        operand: Record of the manifest: name, dtype, shape, SHA-256, and pieces, each a box of the operand
+            with its position in a tensor.
+        tensors: (bits, dtype) of tensors by name.
 
     Raises:
         ValueError: If a tensor is missing or too short, or if the SHA-256 of the operand differs.
@@ -133,7 +151,11 @@ def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
 
 
 class Weights:
-    """Operands of a bundle, each made at its first use; `folder` has the files, if any."""
+    """Operands of a bundle's weights by name, each made at its first use and kept.
+
+    `folder` is the folder with the .safetensors files, or None if the bundle needs none. `weights` is the
+    manifest's record of files, random tensors and operands.
+    """
 
     def __init__(self, folder: str | None, weights: Json) -> None:
         self._tensors: dict[str, tuple[Any, str]] = {}
@@ -144,7 +166,12 @@ class Weights:
         self._made: Json = {}
 
     def __getitem__(self, name: str) -> Any:
-        """Return the bits of an operand."""
+        """Return the bits of the operand with a name, in its shape; callers must not write to the array.
+
+        Raises:
+            KeyError: If there is no such operand.
+            ValueError: If the operand cannot be made, or if its SHA-256 differs.
+        """
         if name not in self._made:
             operand = self._operands[name]
             tensor_names = {piece["tensor"] for piece in operand["pieces"]}

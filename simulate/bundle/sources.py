@@ -23,14 +23,18 @@ _PACKAGES_FOLDERS = ("site-packages", "dist-packages")
 
 @dataclass
 class Sources:
-    """Files by their paths below `sources/`, and the packages to install in addition to the SDK."""
+    """Texts of source files by their paths below `sources/`, and the packages to install in addition to the SDK."""
 
     files: dict[str, str] = field(default_factory=dict)
     packages: set[str] = field(default_factory=set)
 
 
 def find_module(kernel: Callable[..., Any], kernel_name: str) -> tuple[str, Path]:
-    """Return the module to import for the function that FILE.py:NAME or MODULE:NAME names, and its file.
+    """Return the module to import for a kernel, and its file.
+
+    Args:
+        kernel: The plain Python function.
+        kernel_name: FILE.py:NAME or MODULE:NAME, as the command line has it. FILE.py gives the module FILE.
 
     Raises:
         InvalidArgument: If the kernel is no function of a file, or cannot be imported by its name.
@@ -50,13 +54,15 @@ def find_module(kernel: Callable[..., Any], kernel_name: str) -> tuple[str, Path
 
 
 def collect_sources(sources: Sources, module: str, file: Path) -> str:
-    """Add a module and everything that it imports to `sources`; return the name under which it imports NKI.
+    """Add a module and everything that it imports to `sources`; return how the module imports NKI.
 
-    Files are copied unchanged. The standard library and packages of the SDK are left out; further installed
-    packages are listed. The `__init__` of a package that imports the simulator is replaced by an empty file.
+    The name is "neuronxcc.nki" if the module imports neuronxcc, else "nki". Files are copied unchanged. The
+    standard library and packages of the SDK are left out; further installed packages are listed in
+    `sources.packages`. The `__init__` of a package that imports the simulator is replaced by an empty file.
 
     Raises:
-        InvalidArgument: If a file cannot be read, or if a module imports the simulator.
+        InvalidArgument: If a file cannot be read, or if a module other than an `__init__` imports the
+            simulator.
     """
     _add_file(sources, module, file, module.partition(".")[0])
     names = set(_list_imports(ast.parse(read_text(file, MOST_SOURCE_BYTES)), module, False))
@@ -64,7 +70,16 @@ def collect_sources(sources: Sources, module: str, file: Path) -> str:
 
 
 def _add_file(sources: Sources, module: str, file: Path, kernel_package: str) -> None:
-    """Add a file and, recursively, the files that it imports."""
+    """Add a file and, recursively, the files that it imports; does nothing if the module was added before.
+
+    Args:
+        kernel_package: First part of the name of the kernel's module, whose files are copied even if they are
+            installed.
+
+    Raises:
+        InvalidArgument: If a file cannot be read, or if a module other than an `__init__` imports the
+            simulator.
+    """
     is_package = file.name == "__init__.py"
     path = module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
     if path in sources.files:
@@ -87,7 +102,11 @@ def _add_file(sources: Sources, module: str, file: Path, kernel_package: str) ->
 
 
 def _add_imported(sources: Sources, name: str, kernel_package: str) -> None:
-    """Add an imported module, unless it is part of Python or the SDK, or the name of an object in a module."""
+    """Add an imported module, or the name of its package if that is installed.
+
+    Does nothing for modules of Python and the SDK, and for names that are no module, such as a function that
+    a module defines.
+    """
     top = name.partition(".")[0]
     if top in _INSTALLED or top in sys.stdlib_module_names:
         return
@@ -105,7 +124,15 @@ def _add_imported(sources: Sources, name: str, kernel_package: str) -> None:
 
 
 def _list_imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
-    """Yield the absolute names of imported modules; for `from a import b` both `a` and `a.b`, which may be a module."""
+    """Yield the absolute names of imported modules.
+
+    For `from a import b` these are `a` and `a.b`, which may be a module.
+
+    Args:
+        tree: Syntax tree of the module.
+        module: Name of the module, from which relative imports start.
+        is_package: Whether the module is an `__init__`.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,7 @@
-"""Report of `nkw compare` on a generation: tokens, steps, programs, and the launches that differ."""
+"""Report of `nkw compare` on a generation: tokens, steps, programs, and the launches that differ.
+
+A step is a run of the model for one token. A program is a kernel with arguments of certain shapes.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,14 @@ def make_generation_parts(
     describe_case: Callable[[CaseComparison], Sequence[Part]],
     measure_closeness: Callable[[OutputComparison], float],
 ) -> Iterator[Part]:
-    """Yield the parts of the text.
+    """Yield the parts of the report on a generation.
+
+    These are sentences about tokens, tables of steps and of programs, and sentences about differences. The
+    first MOST_LAUNCHES launches that differ are described.
 
     Args:
-        describe_case: Describes a case that differs. measure_closeness: Returns the error of an output
-            relative to its bound.
+        describe_case: Returns the sentences about a launch that differs.
+        measure_closeness: Returns the error of an output relative to its bound.
     """
     yield from _describe_tokens(comparison.steps)
     yield table(
@@ -69,7 +75,7 @@ def make_generation_parts(
 
 
 def _describe_tokens(steps: Sequence[StepComparison]) -> Iterator[Part]:
-    """Yield a sentence for every prompt: how many tokens are equal, and the first that differs."""
+    """Yield a sentence for every prompt with requested heads: how many tokens are equal, and the first other one."""
     for prompt, prompt_steps in groupby(steps, lambda step: step.step.prompt):
         tried_steps = [step for step in prompt_steps if step.head is not None]
         different = [step for step in tried_steps if step.token != step.step.token]
@@ -92,7 +98,7 @@ def _describe_tokens(steps: Sequence[StepComparison]) -> Iterator[Part]:
 
 
 def _make_step_row(comparison: StepComparison) -> tuple[str, ...]:
-    """Return the table row of a step."""
+    """Return the table row of a step; cells without a number are empty."""
     low, high = (f"{ns / 1e3:.1f}" for ns in comparison.bracket_ns)
     return (
         f"{comparison.step.prompt + 1}, {comparison.step.number + 1}",
@@ -115,7 +121,11 @@ def _worst_agreement(cases: Iterable[CaseComparison]) -> str:
 def _make_program_row(
     launches: Sequence[CaseComparison], measure_closeness: Callable[[OutputComparison], float]
 ) -> tuple[str, ...]:
-    """Return the table row of a program."""
+    """Return the table row of the launches of a program.
+
+    Its time is the one on the device, else the median over launches of the host's times. Error and ulps are
+    the largest of all launches.
+    """
     low, high = (f"{ns / 1e3:.1f}" for ns in launches[0].bracket_ns)
     outputs = [output for launch in launches for output in launch.outputs]
     bounded = [measure_closeness(launch) for launch in outputs if launch.allowed and launch.error is not None]
@@ -139,7 +149,7 @@ def _make_program_row(
 
 
 def _format_count(launches: int) -> str:
-    """Format a number of launches with its verb."""
+    """Return "1 launch was" or, for example, "3 launches were"."""
     return "1 launch was" if launches == 1 else f"{launches} launches were"
 
 
@@ -160,7 +170,10 @@ def make_step_document(comparison: StepComparison) -> dict[str, Any]:
 
 
 def make_launch_document(comparison: CaseComparison) -> dict[str, Any]:
-    """Return the fields that only launches of a generation have, as JSON types."""
+    """Return the fields of a case that only launches of a generation need, as JSON types.
+
+    Cases of kernels have defaults.
+    """
     return {
         "step": comparison.case.step,
         "part": comparison.case.model_part,

@@ -21,9 +21,9 @@ from simulate.bundle.run_chain import float_errors
 class Agreement(Enum):
     """Agreement of an output with the expected output.
 
-    equal: the bytes are equal. within: two correct kernels can differ as much. unbounded: they differ, and no
-    bound is known, because there is no reference or only digests came back. wrong: beyond the bound, or
-    another shape or dtype. missing: the output is absent or unreadable.
+    equal: the bytes are equal. within: the difference is at most the bound, which two correct kernels can
+    have. unbounded: they differ, and no bound is known, because there is no reference or only digests came
+    back. wrong: beyond the bound, or another shape or dtype. missing: the output is absent or unreadable.
     """
 
     equal = "equal"
@@ -35,10 +35,10 @@ class Agreement(Enum):
 
 @dataclass(frozen=True)
 class Element:
-    """An element of an output: its tile as (row of tiles, column of tiles), its index, both numbers, ulps between them.
+    """An element of an output that differs: its tile, its index, both numbers, and the ulps between them.
 
-    `ulps` counts steps between representable numbers of the dtype; None if exactly one of them is NaN or
-    infinite.
+    `tile` is (row, column) in the grid of tiles, not of elements. `seen` is the chip's number. `ulps` counts
+    steps between representable numbers of the dtype; None if either number is NaN or infinite.
     """
 
     tile: tuple[int, int]
@@ -52,9 +52,11 @@ class Element:
 class OutputComparison:
     """Comparison of an output: its agreement, the first decisive element, and the extent of differences.
 
-    `first` is the first element beyond the bound, else the first that differs. `tile` is that of the first
-    difference, known from digests too. `beyond` counts elements beyond the bound, `differing` those with
-    other bytes.
+    `first` is the first element beyond the bound, else the first that differs, in the order of tiles. `tile`
+    is the tile of the first difference, known from digests too. `wrong_tiles` counts tiles with a decisive
+    element, of `tiles` in all. `beyond` counts elements beyond the bound, `differing` those with other bytes,
+    of `size` in all. `error` is the largest absolute difference, `allowed` the bound, `most_ulps` the largest
+    number of ulps. None means unknown.
     """
 
     name: str
@@ -75,6 +77,11 @@ class OutputComparison:
 def compare_case(folder: Path, case: Case, result: CaseResult) -> tuple[OutputComparison, ...]:
     """Compare every output of a case that ran with the expected output.
 
+    Outputs that the case does not have are wrong.
+
+    Args:
+        folder: Folder of the bundle, with the result in its folder `result`.
+
     Raises:
         InvalidArgument: If an expected output cannot be read.
     """
@@ -94,14 +101,18 @@ def compare_case(folder: Path, case: Case, result: CaseResult) -> tuple[OutputCo
 
 
 def _read_expected_output(folder: Path, case: Case, number: int) -> np.ndarray | None:
-    """Read the expected output; None if the bundle has only its digests."""
+    """Return the expected output with an index; None if the bundle has only its digests."""
     return read_expected(folder, case, number) if case.outputs[number].file else None
 
 
 def _compare_output(
     folder: Path, output: Output, returned: Values, expected: np.ndarray | None
 ) -> OutputComparison:
-    """Compare a returned output with the expected output."""
+    """Return the comparison of a returned output; an output that cannot be read is missing, without an error.
+
+    Args:
+        expected: The expected array, or None if the bundle has only digests of its tiles.
+    """
     if (returned.shape, returned.dtype) != (output.shape, output.dtype):
         reason = (
             f"it is {returned.dtype}{list(returned.shape)}, expected is {output.dtype}{list(output.shape)}"
@@ -125,7 +136,10 @@ def _get_allowed(output: Output) -> float | None:
 
 
 def _compare_digests(output: Output, returned: Values, expected: np.ndarray | None) -> OutputComparison:
-    """Compare the digests of tiles, which show differing tiles but not the size of differences."""
+    """Compare the digests of tiles, which show the tiles that differ but not the size of differences.
+
+    Without a difference the output is equal, else unbounded; without digests it is missing.
+    """
     digests, size = list(output.tiles), math.prod(output.shape)
     if expected is not None:
         digests = tile_digests(expected.view(get_storage_dtype(expected.dtype)), *output.tile)
@@ -154,7 +168,10 @@ def _compare_digests(output: Output, returned: Values, expected: np.ndarray | No
 
 
 def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> OutputComparison:
-    """Compare two arrays of the output's dtype and shape."""
+    """Compare two arrays of the output's dtype and shape, element by element.
+
+    Integers must be equal; floats may differ by the output's tolerance. Two NaN are equal in value.
+    """
     dtype = expected.dtype
     errors, same, same_bits = float_errors(seen, expected)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -209,7 +226,7 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
 
 
 def _columns(shape: Sequence[int]) -> int:
-    """Return the size of the last dimension, 1 for a scalar."""
+    """Return the number of columns of an array with its leading dims combined: the last dim, or 1 for a scalar."""
     return shape[-1] if shape else 1
 
 
@@ -227,7 +244,7 @@ def ulps_between(seen: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def _number_elements(array: np.ndarray) -> np.ndarray:
-    """Return the number of each element in the ascending order of its dtype, as int64."""
+    """Return for each element its position among its dtype's numbers in ascending order, as int64."""
     if array.dtype.kind in "biu":
         return array.astype(np.int64)
     width = 8 * array.dtype.itemsize
@@ -237,5 +254,5 @@ def _number_elements(array: np.ndarray) -> np.ndarray:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
-    """Return the bits of each element as unsigned integers."""
+    """Return the bits of each element as unsigned integers of the same width and shape."""
     return np.ascontiguousarray(array).view(f"uint{8 * array.dtype.itemsize}").reshape(array.shape)
