@@ -34,7 +34,11 @@ _BETWEEN = {
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Nanoseconds of the critical path by confidence, and by the hardware number that decides them."""
+    """Parts of a critical path in ns, once by confidence, and once by the hardware number that decides them.
+
+    `by_confidence` has (confidence, ns) from documented to guessed, `by_number` (name, confidence, ns) in
+    descending order of ns.
+    """
 
     by_confidence: tuple[tuple[Confidence, float], ...]
     by_number: tuple[tuple[str, Confidence, float], ...]
@@ -42,6 +46,8 @@ class Basis:
 
 def compute_basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware) -> Basis:
     """Attribute the length of a critical path to hardware numbers and their confidence.
+
+    A term of several numbers counts for the one with the weakest confidence.
 
     Returns:
         Sums in ns by confidence, and by number in descending order of ns. Numbers of 0 ns are left out.
@@ -73,9 +79,13 @@ def compute_basis(moments: Moments, path: Sequence[Stretch], hardware: Hardware)
 def _split_phase(cost: Cost, phase: Phase, length_ns: float) -> Iterator[tuple[tuple[str, ...], float]]:
     """Yield (names of hardware numbers, ns) for the terms of one phase of an event, in order.
 
-    Each term takes its ns until `length_ns` is used up. The last term takes all that remains, including
-    delays that the schedule adds. A DMA's data phase that is no longer than its use of the DMA engines counts
-    with the numbers that limit that use.
+    The ns add up to `length_ns`. Each term takes its ns until `length_ns` is used up. The last term takes all
+    that remains, including delays that the schedule adds. A DMA's data phase that is no longer than its use
+    of the DMA engines counts with the numbers that limit that use.
+
+    Args:
+        cost: Cost of the event, whose terms are the phase's parts.
+        length_ns: Length of the phase on the critical path.
     """
     if phase in _BETWEEN:
         yield _BETWEEN[phase], length_ns

@@ -37,6 +37,9 @@ from simulate.timing import Reading, write_trace
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Time the launches that `run` makes; print the report and write the requested files.
 
+    Args:
+        run: Runs the script or kernel of the options, and returns an exit status.
+
     Returns:
         The exit status: that of `run`; 1 if `--fail-above` is exceeded; 2 if options or files are refused.
     """
@@ -96,7 +99,14 @@ def _compare(
     options: argparse.Namespace,
     contents: dict[str, Any],
 ) -> int:
-    """Show the comparison of a run with its baseline, and add it to the JSON document.
+    """Print the comparison of a run with its baseline, and add it to the JSON document.
+
+    Args:
+        baseline: An earlier run, or a profile of the device.
+        profiles: Profiles of the distinct launches of the run.
+        profile_indices: For each launch, the index of its profile.
+        first: First launch of the run.
+        contents: JSON document to which the comparison is added, if `--json` is given.
 
     Returns:
         The exit status: 1 if the run is slower than `--fail-above` allows, else 0.
@@ -128,7 +138,7 @@ def _write_trace(
     profile_indices: Sequence[int],
     baseline: object,
 ) -> None:
-    """Write a trace with every launch as a process, and the slices of a device profile."""
+    """Write a trace with every launch as a process, and with the slices of a baseline that is a device profile."""
     titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
     launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
     processes = [(name, profile.streams, profile.timeline) for name, profile in zip(titles, launch_profiles)]
@@ -139,7 +149,10 @@ def _write_trace(
 def _measure_baseline(
     options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
 ) -> tuple[int, Measured | None]:
-    """Run a kernel and return (exit status, its launches added up); None instead of the launches if it fails."""
+    """Run the kernel of the baseline; return (exit status, all of its launches added up).
+
+    The launches are None if the status is not 0.
+    """
     with recorded(calls=True, outputs=False) as launches:
         status = run(options)
     return status, sum_profiles(
@@ -154,7 +167,7 @@ def _write_page(
     profiles: Sequence[Profile],
     profile_indices: Sequence[int],
 ) -> None:
-    """Write the HTML page with every distinct launch, its memory picture, and the order of all launches."""
+    """Write the HTML page: profile and picture of memory of each distinct launch, and the order of all launches."""
     firsts = [launches[profile_indices.index(profile_index)] for profile_index in range(len(profiles))]
     steps = [
         PageStep((launch.kernel,), profile_index) for launch, profile_index in zip(launches, profile_indices)
@@ -165,7 +178,7 @@ def _write_page(
 
 
 def profile_distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:
-    """Profile every launch that differs from all earlier launches.
+    """Profile every launch that differs from all earlier launches in kernel, chip or streams.
 
     Returns:
         The profiles, and for every launch the index of its profile.

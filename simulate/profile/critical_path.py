@@ -1,9 +1,10 @@
 """The critical path: the chain of events that decides the length, as stretches of time without gaps between them.
 
-A stretch of an event begins when no earlier event delays it any more, and ends when the next event takes
-over. So the stretches add up to the length. Each stretch is divided into phases: of an engine, of a DMA, or
-of a hand-over. Several DMA queues share the DMA engines, which serve them in turn. Where the path waits for
-DMA engines, a DMA counts for its service time, which may come later than its slice.
+An event is an instruction or DMA of a launch. A stretch of an event begins when no earlier event delays it
+any more, and ends when the next event of the path no longer waits for it. So the stretches add up to the
+length. Each stretch is divided into phases: of an engine, of a DMA, or of a semaphore wait. Several DMA
+queues share the DMA engines, which serve them in turn. Where the path waits for DMA engines, a DMA counts for
+its service time, which may come later than its slice in the timeline.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Stretch:
     """The interval of the critical path that belongs to a single event.
 
     `event` is numbered over all streams; `reason` says why the event starts no earlier. `phases` are (phase,
-    ns) and add up to `end_ns - start_ns`.
+    ns) in order of time and add up to `end_ns - start_ns`.
     """
 
     event: int
@@ -38,7 +39,7 @@ class Stretch:
 
 
 def find_critical_path(moments: Moments) -> tuple[Stretch, ...]:
-    """Return the critical path of a timeline, first event first."""
+    """Return the stretches of a timeline's critical path, first event first."""
     timeline = moments.timeline
     steps = timeline.critical_path
     leaves = [*(step.enter_ns for step in steps[1:]), timeline.length_ns]
@@ -49,9 +50,14 @@ def find_critical_path(moments: Moments) -> tuple[Stretch, ...]:
 
 
 def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> Iterator[tuple[Phase, float]]:
-    """Yield (phase, ns) of an event between `step.enter_ns` and `leave_ns`, without empty phases.
+    """Yield (phase, ns) of an event between `step.enter_ns` and `leave_ns`, in order of time, without empty phases.
 
     Time after the last phase that the next step waits for is a semaphore wait.
+
+    Args:
+        event: Number of the event over all streams.
+        step: Step of the path: `until` is the phase of this event whose end the next step waits for.
+        leave_ns: When the next step takes over.
     """
     now_ns = step.enter_ns
     for phase, phase_end_ns in _phase_ends(moments, event, step, leave_ns):
@@ -68,9 +74,12 @@ def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> It
 def _phase_ends(
     moments: Moments, event: int, step: PathStep, leave_ns: float
 ) -> Iterator[tuple[Phase, float]]:
-    """Yield (phase, end in ns) for the phases of an event that the next step may wait for, in order.
+    """Yield (phase, end in ns) for the phases of an event that the next step may wait for, in order of time.
 
     Args:
+        event: Number of the event over all streams.
+        step: Step of the path: `until` is the phase that the next step waits for, `served_ns` the end of
+            service by the DMA engines if these are shared.
         leave_ns: When the next step takes over. A phase that is served in turn ends there.
     """
     yield Phase.table_load, moments.start[event]

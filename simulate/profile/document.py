@@ -12,7 +12,7 @@ from simulate.timing.timeline import core_label
 
 
 def make_document(profile: Profile) -> dict[str, Any]:
-    """Return the contents of a profile's report as plain JSON types, with all rows of its tables.
+    """Return a profile as plain JSON types for `time --json`, with all rows of its tables.
 
     Times are in ns, sizes in bytes, shares between 0 and 1.
     """
@@ -72,9 +72,9 @@ def make_document(profile: Profile) -> dict[str, Any]:
 
 
 def sum_path(profile: Profile) -> list[dict[str, Any]]:
-    """Return the critical path summed by line, instruction, engine or DMA queue, and phase.
+    """Return the critical path summed by line, instruction, engine or DMA queue, and phase, as rows of JSON types.
 
-    Equal engines of several cores share a row. The `ns` of all rows add up to the length.
+    Equal engines of several cores share a row. The `ns` of all rows add up to the length of the launch.
     """
     moments = profile.moments
     sums: dict[tuple[Any, ...], float] = {}

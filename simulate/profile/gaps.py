@@ -1,4 +1,7 @@
-"""Idle time of every engine and DMA queue: each gap with the event that ended it and the cause of its wait."""
+"""Idle time of every engine and DMA queue: each gap with the event that ended it and the cause of its wait.
+
+A track is an engine or a DMA queue. A slice is an interval in which an event occupies a track.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ _Texts = tuple[str, str, str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Interval in which a track is idle.
+    """Interval in which a track is idle, in ns.
 
-    `event` ends the gap, or is None if no event follows. `why` is the sentence of a `Reason`, or FIRST_BYTE
-    or DONE. `cause` is the event that `event` waited for. `tensor` is the (stream, serial) that both access.
-    Events are numbered over all streams.
+    `track` is the index of the track in the timeline. `event` ends the gap, or is None if no event follows.
+    `why` is the sentence of a `Reason`, or FIRST_BYTE or DONE. `cause` is the event that `event` waited for,
+    or None. `tensor` is the (stream index, tensor index) of a tensor that both access, or None. Events are
+    numbered over all streams.
     """
 
     track: int
@@ -44,7 +48,7 @@ class Gap:
 def find_gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
     """Return the gaps longer than `shortest_ns` of all tracks with slices, by track and then by time.
 
-    Slices of length 0 end no gap.
+    The time before the first slice and after the last one counts too. Slices of length 0 end no gap.
     """
     timeline = moments.timeline
     gaps: list[Gap] = []
@@ -65,7 +69,11 @@ def find_gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
 
 
 def _explain_gap(moments: Moments, track: int, row: int, start_ns: float, end_ns: float) -> Gap:
-    """Return the gap of a track that the slice in `row` of the timeline ends, with its cause."""
+    """Return the gap of a track between two times, with the cause of the event that ends it.
+
+    Args:
+        row: Index of the slice in the timeline that ends the gap.
+    """
     timeline, causes = moments.timeline, moments.timeline.causes
     event = timeline.bases[int(timeline.stream[row])] + int(timeline.event[row])
     reason, cause = Reason(int(causes.reason[event])), int(causes.event[event])
@@ -80,10 +88,14 @@ def _explain_gap(moments: Moments, track: int, row: int, start_ns: float, end_ns
 
 
 def find_common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, int] | None:
-    """Return the (stream, serial) of a tensor for which an event waited for another event.
+    """Return the (stream index, tensor index) of a tensor for which an event waited for another event.
 
     Prefers tensors that `event` reads over those that it writes. Tensors that both events only read do not
     count. Returns None for streams of different ranks, or if no tensor is shared.
+
+    Args:
+        event: Number over all streams of the event that waited.
+        cause: Number over all streams of the event that it waited for.
     """
     stream, _ = moments.stream_of(event)
     cause_stream, _ = moments.stream_of(cause)
@@ -100,7 +112,11 @@ def find_common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, i
 
 @dataclass(frozen=True, slots=True)
 class GapGroup:
-    """Gaps of a track that the same line ended for the same cause; times in ns, texts as reports print them."""
+    """Gaps of a track that the same line ended for the same cause; times in ns, texts as reports print them.
+
+    `op` and `line` are of the events that ended the gaps; `cause_op`, `cause_line` and `cause_track` of the
+    events waited for; `tensor` is what both access. A text is empty if it is unknown.
+    """
 
     track: str
     why: str
@@ -116,7 +132,10 @@ class GapGroup:
 
 
 def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
-    """Merge the gaps that a loop repeats; by track, and then in descending order of idle time."""
+    """Merge gaps with equal texts, such as those that a loop repeats.
+
+    Return groups by track, longest total first.
+    """
     sums: dict[tuple[int, _Texts], list[float]] = {}
     for gap in gaps:
         totals = sums.setdefault((gap.track, _texts(moments, gap)), [0, 0.0, 0.0])
@@ -132,7 +151,7 @@ def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
 
 
 def _texts(moments: Moments, gap: Gap) -> _Texts:
-    """Return the texts of a gap's group, in the order of `_Texts`."""
+    """Return the texts that gaps of a group have in common, in the order of `_Texts`."""
     event, cause = gap.event, gap.cause
     return (
         gap.why,

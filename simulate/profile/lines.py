@@ -15,10 +15,11 @@ from simulate.profile.moments import Moments, format_line
 
 @dataclass(frozen=True, slots=True)
 class LineTime:
-    """Time of a kernel line.
+    """Time of a kernel line, given as (code object, line number).
 
-    `held_ns` adds up the slices of engines and DMA queues that its events occupy, so lines together can
-    exceed the length. `path_ns` is its share of the critical path; these shares add up to the length.
+    `events` counts the instructions that the line issued. `held_ns` adds up the time for which these occupy
+    engines and DMA queues, so lines together can exceed the length of the launch. `path_ns` is the line's
+    part of the critical path; these parts add up to the length.
     """
 
     line: tuple[CodeType, int]
@@ -28,7 +29,11 @@ class LineTime:
 
 
 def sum_by_line(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
-    """Return the time of every line with events, in descending order of `path_ns`, then `held_ns`."""
+    """Return the time of every line that issued an instruction, in descending order of `path_ns`, then `held_ns`.
+
+    Args:
+        path: The critical path, as `find_critical_path` returns it.
+    """
     timeline = moments.timeline
     order: dict[tuple[CodeType, int], int] = {}
     line_of_event = np.zeros(timeline.bases[-1], np.int64)
@@ -55,6 +60,9 @@ def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[Line
 
     Empty unless the launch was recorded with call stacks. An event counts once for a line, even if the line
     calls itself. `held_ns` and `path_ns` include those of callees, so they do not add up over lines.
+
+    Args:
+        path: The critical path, as `find_critical_path` returns it.
     """
     timeline = moments.timeline
     held_ns = _held_ns_by_event(moments)
@@ -86,7 +94,10 @@ def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[Line
 
 
 def _held_ns_by_event(moments: Moments) -> NDArray[np.float64]:
-    """Return for every event the ns for which its slices occupy engines and DMA queues."""
+    """Return for every event the ns for which it occupies engines and DMA queues.
+
+    The array is float64, indexed by the number of the event over all streams.
+    """
     timeline = moments.timeline
     numbers = np.array(timeline.bases)[timeline.stream] + timeline.event
     held_ns = np.zeros(timeline.bases[-1])

@@ -1,4 +1,8 @@
-"""Profile of a launch; every analysis runs when its property is first read."""
+"""Profile of a launch; every analysis runs when its property is first read.
+
+A reading is an assumption on what overlaps in the streams; each gives a timeline. A track is an engine or a
+DMA queue of a core.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ from simulate.timing import Dependences, Reading, Timeline, check_reading, depen
 class Profile(Displayed):
     """Analyses of where the time of a launch goes, under one reading of its streams.
 
-    `print` shows the report of `text`; a notebook shows the same report with its headings in bold.
+    `print` shows the report of `text`; a notebook shows the same report with its headings in bold. `waits`
+    are the dependences between the events of the streams.
     """
 
     title: str
@@ -37,7 +42,7 @@ class Profile(Displayed):
 
     @cached_property
     def timelines(self) -> dict[Reading, Timeline]:
-        """Timeline of every reading."""
+        """Timeline under every reading, not only the profiled one."""
         return {reading: schedule(self.streams, self.hardware, reading, self.waits) for reading in Reading}
 
     @cached_property
@@ -52,52 +57,52 @@ class Profile(Displayed):
 
     @cached_property
     def moments(self) -> Moments:
-        """Times of every event."""
+        """Times of every event of the launch."""
         return Moments(self.streams, self.timeline)
 
     @cached_property
     def critical_path(self) -> tuple[Stretch, ...]:
-        """Chain of events that decides the length."""
+        """Stretches of the chain of events that decides the length, first event first."""
         return find_critical_path(self.moments)
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """Idle intervals of engines and DMA queues."""
+        """Intervals in which engines and DMA queues are idle, by track, then by time."""
         return find_gaps(self.moments)
 
     @cached_property
     def idle(self) -> tuple[GapGroup, ...]:
-        """Idle time of engines and DMA queues by cause."""
+        """Idle time by track and cause, with equal causes merged, in descending order of time for each track."""
         return group_gaps(self.moments, self.gaps)
 
     @cached_property
     def traffic(self) -> tuple[TensorTraffic, ...]:
-        """Bytes to and from HBM, by tensor."""
+        """Bytes to and from HBM, by tensor, in descending order."""
         return sum_traffic(self.streams)
 
     @cached_property
     def roofline(self) -> Roofline:
-        """Rates against the peaks of the chip."""
+        """Rates of FLOP and bytes against the peaks of the cores."""
         return compute_roofline(self.streams, self.hardware, self.length_ns, self.traffic)
 
     @cached_property
     def lines(self) -> tuple[LineTime, ...]:
-        """Time by line of source."""
+        """Time by line of source, in descending order of the line's part of the critical path."""
         return sum_by_line(self.moments, self.critical_path)
 
     @cached_property
     def calling_lines(self) -> tuple[LineTime, ...]:
-        """Time by calling line, including its callees."""
+        """Time by calling line, including its callees; empty if the launch was recorded without call stacks."""
         return sum_by_calling_line(self.moments, self.critical_path)
 
     @cached_property
     def basis(self) -> Basis:
-        """Confidence of the hardware numbers behind the length."""
+        """Parts of the length by the hardware numbers behind them, and by the confidence of these numbers."""
         return compute_basis(self.moments, self.critical_path, self.hardware)
 
     @cached_property
     def what_if(self) -> tuple[WhatIf, ...]:
-        """Lengths with a single cost halved, for each cost in turn."""
+        """Lengths of the launch with a single cost halved, for each cost in turn, in ascending order of length."""
         waits = self.waits
         if self.reading is Reading.scheduled:
             waits = dependences(self.streams, every_read=True)
@@ -110,7 +115,10 @@ class Profile(Displayed):
 
     @cached_property
     def bounds(self) -> tuple[Bound, ...]:
-        """The vendor's bounds; empty for several cores, for which the vendor states none."""
+        """The vendor's seven bounds on the length.
+
+        Empty for several cores, for which the vendor states none.
+        """
         if len(self.streams) > 1:
             return ()
         return bound_launch(self.streams[0], self.hardware, self.timeline, self.traffic)
@@ -125,7 +133,12 @@ def profile(
     title: str = "",
     reading: Reading = Reading.program,
 ) -> Profile:
-    """Return the profile of a launch.
+    """Return the profile of a launch from its recorded streams.
+
+    Args:
+        streams: A stream, or one for each core of the launch.
+        title: Heading of the report; "timeline" if it is empty.
+        reading: What the schedule lets overlap.
 
     Raises:
         InvalidArgument: If `streams` or `reading` is of another type, or if a rendezvous or a requested order

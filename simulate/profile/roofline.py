@@ -13,12 +13,13 @@ from simulate.run.stream import READ, Stream
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A launch against the peaks of the cores that it runs on.
+    """Rates of a launch against the peaks of the cores that it runs on.
 
     Rates are FLOP and bytes per ns (1 TFLOP/s is 1,000 FLOP per ns). `peaks` are those of the Tensor engine
     at full clock, by operand width. `operand_peak` is the peak for this launch's mix of operand widths.
-    `flops` counts the multiplications and additions of matmuls. `dma_bytes` counts every DMA once,
-    `hbm_bytes` the accesses to HBM.
+    `flops` counts the multiplications and additions of matmuls. `hbm_bytes` are the bytes moved to or from
+    HBM, `needed_bytes` those that any kernel must move. `dma_bytes` are the bytes of all DMAs, each counted
+    once, `transfers` the number of DMAs.
     """
 
     length_ns: float
@@ -34,42 +35,42 @@ class Roofline:
 
     @property
     def peak(self) -> float:
-        """Peak of 16-bit operands, the denominator of `mfu`."""
+        """Peak of the Tensor engines with 16-bit operands in FLOP per ns, the denominator of `mfu`."""
         return dict(self.peaks)["16-bit"]
 
     @property
     def flops_rate(self) -> float:
-        """Matmul FLOP per ns."""
+        """FLOP of matmuls per ns; 0 for a launch of length 0."""
         return self.flops / self.length_ns if self.length_ns else 0.0
 
     @property
     def hbm_rate(self) -> float:
-        """HBM bytes per ns, which are GB/s."""
+        """Bytes moved to or from HBM per ns, which is GB/s; 0 for a launch of length 0."""
         return self.hbm_bytes / self.length_ns if self.length_ns else 0.0
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation: the matmul rate over the peak of 16-bit operands."""
+        """Model FLOP utilisation: `flops_rate` over the peak of 16-bit operands, a share such as 0.4."""
         return self.flops_rate / self.peak
 
     @property
     def operand_mfu(self) -> float:
-        """Matmul rate over the peak for this launch's mix of operand widths."""
+        """`flops_rate` over the peak for this launch's mix of operand widths."""
         return self.flops_rate / self.operand_peak
 
     @property
     def mbu(self) -> float:
-        """Memory bandwidth utilisation: the HBM rate over the cores' share of the HBM bandwidth."""
+        """Memory bandwidth utilisation: `hbm_rate` over the HBM bandwidth of the launch's cores."""
         return self.hbm_rate / self.hbm_peak
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte moved to or from HBM, or None if no byte moves."""
+        """FLOP per byte that this launch moves to or from HBM, or None if no byte moves."""
         return self.flops / self.hbm_bytes if self.hbm_bytes else None
 
     @property
     def algorithmic_intensity(self) -> float | None:
-        """FLOP per byte that any implementation must move, or None if there is no such byte."""
+        """FLOP per byte that any kernel with these arguments must move, or None if there is no such byte."""
         return self.flops / self.needed_bytes if self.needed_bytes else None
 
     @property
@@ -91,7 +92,13 @@ class Roofline:
 def compute_roofline(
     streams: Sequence[Stream], hardware: Hardware, length_ns: float, traffic: Sequence[TensorTraffic]
 ) -> Roofline:
-    """Compute the roofline of a launch of `length_ns` with a known HBM traffic."""
+    """Compute the rates of a launch against the peaks of its cores.
+
+    Args:
+        streams: Streams of the launch, one for each core.
+        length_ns: Length of the launch.
+        traffic: Bytes to and from HBM by tensor, as `sum_traffic` returns them.
+    """
     cores = len(streams)
     peaks = matmul_peaks(hardware, cores)
     by_width = dict(peaks)
@@ -121,7 +128,10 @@ def compute_roofline(
 
 
 def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float], ...]:
-    """Return the peaks of the cores' Tensor engines by operand width, in FLOP per ns, highest first."""
+    """Return (operand width, FLOP per ns) for the Tensor engines of some cores, highest peak first.
+
+    The widths are "16-bit" and "32-bit", and "8-bit" and "mx" where the chip has such a mode.
+    """
     column = 2 * hardware.stationary_free_max * hardware.tensor_clock_ghz * cores
     plain = column * hardware.contraction_max
     peaks = [("16-bit", plain), ("32-bit", plain / hardware.matmul_fp32_passes)]
@@ -133,7 +143,7 @@ def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float],
 
 
 def _operand_width(stream: Stream, event: int, peaks: dict[str, float]) -> str:
-    """Return the name in `peaks` of the operand width of a matmul; the widest operand decides."""
+    """Return the operand width of a matmul as a key of `peaks`; the widest operand decides."""
     names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.mode == READ]
     if "mx" in peaks and any(name.endswith("_x4") for name in names):
         return "mx"

@@ -1,4 +1,7 @@
-"""`time --sweep`: the time of a kernel over a size, its floor, and the memory that it takes."""
+"""`time --sweep`: the time of a kernel over a size, its floor, and the memory that it takes.
+
+A trial is the launch with one of the sizes. Its floor is the time that it would take at peak rates.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from simulate.timing import Reading
 
 
 def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace], bool]) -> int:
-    """Time the kernel with every size, print the report, and write page and document as requested.
+    """Time the kernel with every size, print the report, and write the page and the JSON document as requested.
 
     Args:
         bound: Selects the chip and the backend of `nki`; returns whether that succeeded.
@@ -79,7 +82,12 @@ def _profile(trial: Trial, reading: Reading) -> Profile | None:
 
 
 def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Part:
-    """Return the table of times, floors and high-water marks, a row for each size."""
+    """Return the table of times, floors and high-water marks, a row for each size.
+
+    Args:
+        name: Name of the swept size.
+        profiles: Profile of each trial, or None.
+    """
     rows = []
     for trial, trial_profile in zip(trials, profiles):
         row = (
@@ -101,14 +109,17 @@ def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None
 
 
 def _memory(trial: Trial) -> list[str]:
-    """Return the high-water marks of SBUF and PSUM in bytes, or "-" for a trial without a launch."""
+    """Return the high-water marks of SBUF and PSUM in bytes, formatted; "-" for a trial without a launch."""
     if trial.launch is None:
         return ["-", "-"]
     return [f"{trial.launch.high_water_bytes(region):,}" for region in (MemoryRegion.sbuf, MemoryRegion.psum)]
 
 
 def _bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
-    """Return the bars of times by size, split into the floor and the time above it."""
+    """Return a bar for each size: its time, split into the floor and the time above it.
+
+    Empty without a profile.
+    """
     bars = []
     for trial, trial_profile in zip(trials, profiles):
         length_ns, floor_ns = (
@@ -136,7 +147,7 @@ def _page(title: str, report: str, picture: str) -> str:
 def _contents(
     name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
 ) -> dict[str, Any]:
-    """Return the sweep as a JSON document, with times in ns; null for sizes without a profile."""
+    """Return the sweep as JSON types, with times in ns; null for sizes without a profile."""
     contents = sweep.make_contents(name, trials, end)
     for size, trial_profile in zip(contents["sizes"], profiles):
         size["length_ns"] = float(trial_profile.length_ns) if trial_profile else None

@@ -1,4 +1,7 @@
-"""Profile as tables and sentences: 80 columns wide as text, as wide as the terminal on a terminal."""
+"""Profile as tables and sentences: 80 columns wide as text, as wide as the terminal on a terminal.
+
+A track is an engine or a DMA queue of a core. A reading is an assumption on what overlaps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,12 @@ _BUSY = 0.02  # least busy share of a track whose gaps are listed; tracks below 
 
 
 def text(profile: Profile, rows: int = 8, all_advice: bool = False) -> str:
-    """Return the profile as text, with at most `rows` rows in each table; times in us, shares of the length."""
+    """Return the profile as text of 80 columns; times are in us, shares are of the length of the launch.
+
+    Args:
+        rows: Most rows of each table.
+        all_advice: Show all advice and the vendor's bounds; by default, the first three pieces of advice.
+    """
     return rendered(make_report(profile, rows, all_advice))
 
 
@@ -50,7 +58,7 @@ def make_report(profile: Profile, rows: int = 8, all_advice: bool = False) -> li
 
 
 def _head(profile: Profile) -> list[Part]:
-    """Return title, bracket of all readings, overheads, and confidence of the length."""
+    """Return the title, the lengths of all readings, the overheads, and the confidence of the length."""
     lengths = profile.timelines
     order = (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
     bracket = " <= ".join(f"{reading.value} {us(lengths[reading].length_ns)}" for reading in order)
@@ -76,7 +84,7 @@ def _head(profile: Profile) -> list[Part]:
 
 
 def _tracks(profile: Profile) -> list[Part]:
-    """Return the table of busy and idle time of the core that ends last."""
+    """Return the table of busy and idle time by track, for the core that ends last."""
     timeline, core = profile.timeline, _last_core(profile)
     counts = Counter(timeline.track.tolist())
     rows = [
@@ -97,7 +105,7 @@ def _tracks(profile: Profile) -> list[Part]:
 
 
 def _last_core(profile: Profile) -> str:
-    """Return the label in track names of the core on which the critical path ends; empty for a single core."""
+    """Return the prefix of track names of the core on which the critical path ends; empty for a single core."""
     number = profile.moments.stream_number(profile.critical_path[-1].event) if profile.critical_path else 0
     return core_label(profile.streams, number)
 
@@ -138,7 +146,7 @@ def _rates(profile: Profile) -> list[Part]:
 
 
 def make_path_table(profile: Profile, rows: int) -> Table:
-    """Return the table of the `rows` lines with most of the critical path."""
+    """Return the table of the `rows` instructions, by kernel line, with the largest parts of the critical path."""
     length = profile.length_ns
     lines = sum_path_by_line(profile.moments, profile.critical_path)[:rows]
     table_rows = [
@@ -149,12 +157,15 @@ def make_path_table(profile: Profile, rows: int) -> Table:
 
 
 def _path(profile: Profile, rows: int) -> list[Part]:
-    """Return the tables of the critical path: by line, and its longest stretches in order of time."""
+    """Return the two tables of the critical path: by line, and its longest stretches in order of time."""
     return [make_path_table(profile, rows), "", _chain_table(profile.critical_path, profile.moments)]
 
 
 def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
-    """Return the table of the longest stretches in order of time, with the total of each omission between them."""
+    """Return the table of the ten longest stretches in order of time.
+
+    Between them, a row for the omitted ones.
+    """
     rows: list[tuple[Part, ...]] = []
     previous = -1
     for index in [*find_longest(path, _CHAIN), len(path)]:
@@ -177,10 +188,11 @@ def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
 
 
 def sum_path_by_line(moments: Moments, path: Sequence[Stretch]) -> list[tuple[str, str, int, float, Phase]]:
-    """Sum the critical path by instruction and line.
+    """Sum the stretches of a critical path by instruction and line.
 
     Returns:
-        (instruction, line, steps, ns, longest phase), in descending order of ns.
+        Rows of (instruction, line such as `kernel.py:12`, number of stretches, ns, phase with most ns), in
+            descending order of ns.
     """
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     phases: dict[tuple[str, str], dict[Phase, float]] = {}
@@ -205,7 +217,10 @@ def find_longest(path: Sequence[Stretch], count: int) -> list[int]:
 
 
 def _gaps(profile: Profile) -> list[Part]:
-    """Return idle times by track and cause, for tracks of the core that ends last."""
+    """Return idle times by track and cause, for tracks of the core that ends last.
+
+    Tracks that are busy less than 2 % of the length are left out.
+    """
     out: list[Part] = ["idle time, by cause"]
     timeline, length, core = profile.timeline, profile.length_ns, _last_core(profile)
     core_groups = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
@@ -230,7 +245,10 @@ def _gaps(profile: Profile) -> list[Part]:
 
 
 def format_gap_group(group: GapGroup) -> str:
-    """Return a sentence that names the event which ended the gaps, and the event that it waited for."""
+    """Return a sentence that names the event which ended the gaps, and the event that it waited for.
+
+    The sentence says so if no event followed, or if nothing is known to have been waited for.
+    """
     if group.why == DONE:
         return DONE
     instruction = f"{group.op} {shorten_name(group.line, _IN_SENTENCE)}"
@@ -244,7 +262,10 @@ def format_gap_group(group: GapGroup) -> str:
 
 
 def make_traffic_table(profile: Profile, rows: int) -> Table:
-    """Return the table of the `rows` tensors in HBM with the most moved bytes."""
+    """Return the table of the first `rows` tensors in HBM.
+
+    The profile has them in descending order of moved bytes.
+    """
     table_rows = [
         (
             tensor.name,
@@ -260,7 +281,10 @@ def make_traffic_table(profile: Profile, rows: int) -> Table:
 
 
 def _more_traffic(profile: Profile, rows: int) -> list[Part]:
-    """Return a line with the number and the moved bytes of the tensors after the first `rows`."""
+    """Return a line with the number and the moved bytes of the tensors after the first `rows`.
+
+    Empty if there are none.
+    """
     omitted = profile.traffic[rows:]
     return (
         [f"{len(omitted)} more with {_mb(sum(tensor.moved_bytes for tensor in omitted))} MB"]
@@ -275,7 +299,7 @@ def _mb(size: float) -> str:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Format a ratio, in at most six characters below a million."""
+    """Format a ratio with two decimals, one from 100, none from 1,000."""
     return f"{ratio:.{2 if ratio < 100 else 1 if ratio < 1000 else 0}f}"
 
 
@@ -288,7 +312,12 @@ def _lines(profile: Profile, rows: int) -> list[Part]:
 
 
 def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
-    """Return a table of line times, each row with the source text of its line."""
+    """Return a table of line times, with the source text of a line below its row.
+
+    Args:
+        head: Heading of the first column.
+        length: Length of the launch in ns, of which `path_ns` is given as a share.
+    """
     rows = [
         (
             Name(format_line(line_time.line)),
@@ -305,7 +334,10 @@ def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
 
 
 def _what_if(profile: Profile, rows: int) -> list[Part]:
-    """Return the table of halved costs that gain, and the names of those that do not."""
+    """Return the table of the first `rows` halved costs that shorten the launch.
+
+    A line below names the costs without a kernel line that do not shorten it.
+    """
     gains = [change for change in profile.what_if if change.length_ns < change.before_ns]
     table_rows = [
         (

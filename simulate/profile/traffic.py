@@ -19,8 +19,8 @@ _IN_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 class TensorTraffic:
     """Traffic of a tensor in HBM, summed over the ranks that have it.
 
-    `nbytes` is its storage. `read_bytes` and `written_bytes` are what the launch moves. `argument` is true
-    for a tensor passed to the kernel, false for a tensor that the kernel allocates.
+    `nbytes` is the tensor's size. `read_bytes` and `written_bytes` are what the launch moves from and to it.
+    `argument` is true for a tensor passed to the kernel, false for a tensor that the kernel allocates.
     """
 
     name: str
@@ -33,12 +33,12 @@ class TensorTraffic:
 
     @property
     def reads(self) -> float:
-        """Bytes read over bytes of storage: above 1, bytes are read again."""
+        """Bytes read over the tensor's size: above 1, bytes are read again; 0 for an empty tensor."""
         return self.read_bytes / self.nbytes if self.nbytes else 0.0
 
     @property
     def writes(self) -> float:
-        """Bytes written over bytes of storage."""
+        """Bytes written over the tensor's size: above 1, bytes are written again; 0 for an empty tensor."""
         return self.written_bytes / self.nbytes if self.nbytes else 0.0
 
     @property
@@ -48,9 +48,9 @@ class TensorTraffic:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that any kernel with these arguments and outputs must move: each byte at most once each way.
+        """Bytes of this tensor that any kernel with these arguments and outputs must move: each at most once each way.
 
-        Tensors that the kernel allocates, writes and reads again count nothing.
+        A tensor that the kernel allocates, writes and reads again counts 0.
         """
         needed = min(self.written_bytes, self.nbytes) if self.argument or not self.read_bytes else 0
         return needed + (min(self.read_bytes, self.nbytes) if self.argument else 0)
@@ -87,7 +87,10 @@ def sum_traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
 
 
 def _operand_traffic(template: Template) -> Iterator[tuple[int, bool, int]]:
-    """Yield (operand index, is written, bytes) for every operand of an instruction in HBM."""
+    """Yield (operand index, is written, bytes) for every operand in HBM of an instruction.
+
+    Nothing for a barrier.
+    """
     if template.plan.effects.synchronization is Synchronization.barrier:
         return
     for index, operand in enumerate(template.operands):

@@ -25,7 +25,9 @@ Change = Callable[[Stream, int, Cost], "Cost | None"]
 class WhatIf:
     """A halved cost, and the length that the launch then has.
 
-    `what` names the cost. `line` is its kernel line, or empty if the cost belongs to no line.
+    `cost_name` names the cost: an instruction, an engine, DMAs, semaphores or table loads. `line` is its
+    kernel line, or empty if the cost belongs to no line. `length_ns` is the length with the cost halved,
+    `before_ns` without.
     """
 
     cost_name: str
@@ -41,7 +43,10 @@ class WhatIf:
 
     @property
     def gain(self) -> float:
-        """Saved share of the length; negative if the schedule gets longer."""
+        """Saved share of the length, such as 0.1.
+
+        Negative if the launch gets longer, 0 for a launch of length 0.
+        """
         return 1.0 - self.length_ns / self.before_ns if self.before_ns else 0.0
 
 
@@ -53,15 +58,19 @@ def try_halved_costs(
     before_ns: float,
     by_line: Sequence[LineTime],
 ) -> tuple[WhatIf, ...]:
-    """Halve the costs of lines of the critical path, engines, DMA, semaphores and table loads, separately for each.
+    """Schedule a launch again for each of some costs, with that cost halved and all others unchanged.
+
+    The costs are those of LINES lines, of each engine, of the data phase and of the ends of DMAs, of
+    semaphores and of table loads.
 
     Args:
         waits: Dependences of the streams, or None to derive them.
         before_ns: Length of the unchanged launch.
-        by_line: Times of lines, in descending order of their share of the critical path.
+        by_line: Times of lines, in descending order of their part of the critical path. Lines without a part
+            are left out.
 
     Returns:
-        All changes, by ascending length of the launch.
+        A record for each cost, in ascending order of the resulting length.
     """
     changes = []
 
@@ -107,7 +116,7 @@ _NUMBERS = {"semaphore_ns": "semaphores", "activation_table_load_ns": "activatio
 
 
 def halve_cost(cost: Cost) -> Cost:
-    """Return a cost with all of its times halved."""
+    """Return a cost with all of its times halved, those of its DMA too."""
     dma = cost.dma
     if dma is not None:
         dma = replace(
@@ -147,9 +156,11 @@ def _halve_dma_ends(stream: Stream, event: int, cost: Cost) -> Cost | None:
 
 
 def _replace_costs(streams: Sequence[Stream], change: Change) -> list[Stream]:
-    """Return the streams with costs replaced by `change`, where that is not None.
+    """Return copies of the streams in which `change` replaces costs.
 
-    `change` may depend on cost, line and engine only: it is called once for each combination.
+    Args:
+        change: Returns the new cost of an event, or None to keep it. It may depend on cost, line and engine
+            only: it is called once for each combination.
     """
     changed_streams = []
     for stream in streams:

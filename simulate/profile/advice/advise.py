@@ -25,7 +25,7 @@ LEAST_GAIN = 0.02
 
 
 class AdviceKind(Enum):
-    """Subject of a piece of advice; the member's string is the sentence that a report prints."""
+    """Subject of a piece of advice; the member's value is the sentence that a report prints."""
 
     float32 = "give the Tensor engine 16-bit operands: it takes float32 at a quarter of the rate"
     reloads = "keep in SBUF what is loaded again"
@@ -44,7 +44,8 @@ class AdviceKind(Enum):
 class Advice:
     """A change of the kernel: its kind, the lines to change, and the length of the launch after it.
 
-    `tensors` names the tensors in HBM to which it applies, if it could be made separately for each of
+    `lines` are names such as `kernel.py:12`, most changed events first. `before_ns` is the length without the
+    change. `tensors` names the tensors in HBM to which it applies, if it could be made separately for each of
     several. `detail` says what was counted, such as "4 of 128 are used"; it is empty if the sentence says
     everything.
     """
@@ -58,12 +59,12 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """Saved share of the length."""
+        """Saved share of the length, such as 0.1; negative if the launch gets longer."""
         return 1.0 - self.length_ns / self.before_ns
 
     @property
     def sentence(self) -> str:
-        """Sentence that says what to change."""
+        """Sentence that says what to change, with `detail` and `tensors`."""
         detail = f" ({self.detail})" if self.detail else ""
         return self.advice_kind.value + detail + (f": {', '.join(self.tensors)}" if self.tensors else "")
 
@@ -89,6 +90,7 @@ def make_advice(
     """Time all changes of the kernel that apply to a launch.
 
     Args:
+        streams: Streams of the launch, one for each core.
         before_ns: Length of the unchanged launch.
 
     Returns:
@@ -119,7 +121,11 @@ def make_advice(
 def _time_edits(
     edits: Sequence[Edit | None], streams: Sequence[Stream], hardware: Hardware, reading: Reading
 ) -> float:
-    """Return the length of the launch with these changes of its streams, in ns."""
+    """Return the length of the launch with the streams changed by these edits, in ns.
+
+    Args:
+        edits: An edit for each stream, None for a stream that stays as it is.
+    """
     changed, tensors = [], list[TensorRecord]()
     for edit, stream in zip(edits, streams):
         changed.append(stream if edit is None else edit.apply(tensors))
@@ -128,7 +134,7 @@ def _time_edits(
 
 
 def _list_lines(edits: Sequence[Edit | None]) -> tuple[str, ...]:
-    """Return the kernel lines of the changed events, in descending order of their number of events."""
+    """Return the names of the lines that issue changed events, most events first."""
     counts: Counter[str] = Counter()
     for edit in edits:
         if edit is not None:

@@ -26,7 +26,10 @@ BOUND_ENGINES = ("Tensor", "Vector", "Scalar", "GpSimd")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A bound: its name, its formula, its time, and the speedup if only its engine improved."""
+    """A bound: its name and formula as the vendor states them, its time in ns, and a speedup.
+
+    `speedup` is how many times shorter the launch could be if only the engine of the bound improved.
+    """
 
     name: str
     formula: str
@@ -36,7 +39,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """Inputs of the bounds, for a single core.
+    """Inputs of the bounds, for a single core; NaN for an unknown one.
 
     `engine_active_ns` has every name of `BOUND_ENGINES`. `necessary_bytes` counts inputs, outputs and weights
     once each. `hw_flops` counts a multiply-add as two and includes `transpose_flops`.
@@ -54,7 +57,10 @@ class Quantities:
 
 
 def compute_bounds(quantities: Quantities) -> tuple[Bound, ...]:
-    """Compute the seven bounds, in the vendor's order."""
+    """Compute the seven bounds, in the vendor's order.
+
+    A bound of an unknown quantity is NaN, except `perfect_pipeline`, which is then not reliable.
+    """
     active = {**quantities.engine_active_ns, _DMA: quantities.dma_active_ns}
     dma_peak, peak = quantities.dma_peak_bytes_per_ns, quantities.tensor_peak_flops_per_ns
     useful = quantities.hw_flops - quantities.transpose_flops
@@ -90,7 +96,12 @@ def compute_bounds(quantities: Quantities) -> tuple[Bound, ...]:
 def bound_launch(
     stream: Stream, hardware: Hardware, timeline: Timeline, traffic: Sequence[TensorTraffic]
 ) -> tuple[Bound, ...]:
-    """Compute the bounds of a launch on one core."""
+    """Compute the vendor's bounds of a launch on one core from its prediction.
+
+    Args:
+        timeline: Schedule of the stream.
+        traffic: Bytes to and from HBM by tensor, as `sum_traffic` returns them.
+    """
     dmas = [cost.dma for cost in map(stream.costs.__getitem__, stream.cost_ids) if cost.dma is not None]
     useful_flops, transpose_flops = _count_flops(stream)
     return compute_bounds(
@@ -111,7 +122,7 @@ def bound_launch(
 
 
 def sum_dma_active_ns(timeline: Timeline) -> float:
-    """Return the time in ns during which any DMA moves bytes."""
+    """Return the time in ns during which at least one DMA moves bytes."""
     rows = np.flatnonzero(timeline.slice_kind == SliceKind.transfer)
     total = reached = 0.0
     for start, end in sorted(zip(timeline.start_ns[rows].tolist(), timeline.end_ns[rows].tolist())):
@@ -121,7 +132,7 @@ def sum_dma_active_ns(timeline: Timeline) -> float:
 
 
 def _count_flops(stream: Stream) -> tuple[int, int]:
-    """Return the FLOP of the matmuls, and those of transposes on the Tensor engine, which multiply with an identity."""
+    """Return (FLOP of the matmuls, FLOP of transposes on the Tensor engine, which multiply with an identity)."""
     flops_by_template = []
     for template in stream.templates:
         cost, transpose_flops = template.plan.cost, 0

@@ -1,4 +1,9 @@
-"""Changed copies of a stream: some events with other costs, operands or engines, as if the kernel were changed."""
+"""Changed copies of a stream: some events with other costs, operands or engines, as if the kernel were changed.
+
+A stream is the recorded instructions of a launch on one core; an event is one of them. A template is what
+equal instructions share: operation, operand boxes, cost. The other modules of this package make an `Edit` for
+each piece of advice, and `advise` times the changed stream.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,12 @@ Uses = Mapping[int, Sequence[tuple[int, bool]]]
 
 @dataclass(slots=True)
 class Edit:
-    """Changes of a stream: new templates and operand tensors by event, and additional tensors.
+    """Changes of a stream, collected by the methods and made by `apply`.
 
+    `events` has the new template and operand tensors of each changed event, `tensors` additional tensors.
     `about` names tensors of the kernel if the change concerns some of several. `detail` says what was
-    counted. `order` lists all events in the new program order; `moved` are the events that change their
-    position.
+    counted, for the report. `order` lists all events in the new program order, or is None; `moved` are the
+    events that change their position.
     """
 
     stream: Stream
@@ -38,12 +44,15 @@ class Edit:
     _made: dict[tuple[object, ...], Template] = field(default_factory=dict)
 
     def now(self, event: int) -> tuple[Template, Sequence[int]]:
-        """Return the template and the operand tensors of an event after the changes so far."""
+        """Return (template, operand tensors) of an event after the changes so far.
+
+        Tensors are indices in the stream.
+        """
         changed = self.events.get(event)
         return changed or (self.stream.template(event), self.stream.tensors_of(event))
 
     def leave_out(self, event: int) -> None:
-        """Make an event take no time and access nothing."""
+        """Make an event take no time and access nothing; the event stays in the stream."""
         template, _ = self.now(event)
         key = (id(template), "left out")
         if key not in self._made:
@@ -63,7 +72,11 @@ class Edit:
         self.events[event] = self._made[key], ()
 
     def cost(self, event: int, cost: Cost, **facts: Any) -> None:
-        """Give an event another cost, and replace further fields of its plan."""
+        """Give an event another cost, and replace further fields of its plan.
+
+        Args:
+            facts: Fields of the plan by name, such as `engine`.
+        """
         template, tensors = self.now(event)
         key = (id(template), cost, *facts.items())
         if key not in self._made:
@@ -71,9 +84,11 @@ class Edit:
         self.events[event] = self._made[key], tensors
 
     def rename(self, event: int, old: int, new: int, narrower: int = 1) -> None:
-        """Replace the tensor `old` among an event's operands by `new`.
+        """Make an event access the tensor `new` instead of `old`.
 
         Args:
+            old: Index of the tensor among its operands.
+            new: Index of the other tensor in the stream, or after it for an additional tensor.
             narrower: Ratio of the element sizes of `old` and `new`; byte ranges of boxes shrink by it.
         """
         template, tensors = self.now(event)
@@ -92,14 +107,24 @@ class Edit:
     def operate(
         self, event: int, operands: Sequence[tuple[tuple[int, ...], int]], cost: Cost, **facts: Any
     ) -> None:
-        """Give an event other operands, as (box, tensor), another cost, and replace further fields of its plan."""
+        """Give an event other operands and another cost, and replace further fields of its plan.
+
+        Args:
+            operands: (box, tensor) of each operand, in any order; a box is its kind of access, then first and
+                end of rows and bytes.
+            facts: Fields of the plan by name, such as `engine`.
+        """
         ordered = sorted(operands, key=lambda operand: operand[0][0] != READ)
         template, _ = self.now(event)
         changed_template = _replace_template(template, [box for box, _ in ordered], cost=cost, **facts)
         self.events[event] = changed_template, [tensor for _, tensor in ordered]
 
     def merge(self, members: Sequence[int], target: int, cost: Cost) -> None:
-        """Replace several events by a single event with all of their operands, at the position of `target`."""
+        """Make the event `target` access what all members access, at the given cost, and leave the other members out.
+
+        Args:
+            members: The merged events, among them `target`.
+        """
         current = [self.now(event) for event in members]
         operands = [operand for template, tensors in current for operand in zip(template.boxes, tensors)]
         for event in members:
@@ -111,7 +136,8 @@ class Edit:
         """Return the changed stream; the original stays unchanged.
 
         Args:
-            foreign_tensors: Tensors that the edits of other cores add; they precede the tensors of this edit.
+            foreign_tensors: Tensors that the edits of other cores add; they get the indices before the
+                tensors of this edit.
         """
         stream, changed_stream = self.stream, copy.copy(self.stream)
         num_tensors = len(stream.tensors)
@@ -145,12 +171,19 @@ class Edit:
 
 
 def is_permutable(stream: Stream) -> bool:
-    """Return whether operands alone order the events: there is no rendezvous, requested order or device loop."""
+    """Return whether a stream's events are ordered by their operands alone, so that `permute` may reorder them.
+
+    That excludes streams with a rendezvous, a requested order or a device loop.
+    """
     return not (stream.rendezvous or stream.requested or stream.iterations)
 
 
 def permute(stream: Stream, order: Sequence[int]) -> Stream:
-    """Return a permutable stream with its events in another program order."""
+    """Return a copy of a permutable stream with its events in another program order.
+
+    Args:
+        order: All events, in the new order.
+    """
     permuted, ends = copy.copy(stream), stream.operand_ends
     operands = array("I")
     for event in order:
@@ -167,7 +200,7 @@ def permute(stream: Stream, order: Sequence[int]) -> Stream:
 
 
 def join_dma_costs(costs: Sequence[DmaCost]) -> DmaCost:
-    """Return the cost of a DMA that moves the bytes of several; it starts and completes once."""
+    """Return the cost of one DMA that moves the bytes of several; it starts and completes once."""
     first = costs[0]
     busy = sum(cost.busy_ns for cost in costs)
     return replace(
@@ -181,7 +214,7 @@ def join_dma_costs(costs: Sequence[DmaCost]) -> DmaCost:
 
 
 def collect_uses(stream: Stream) -> Uses:
-    """Return the uses of every tensor, in order of events."""
+    """Return, for every tensor, the (event, whether it writes) of all accesses, in order of events."""
     uses: dict[int, list[tuple[int, bool]]] = {}
     for event in range(len(stream)):
         for box, tensor in zip(stream.template(event).boxes, stream.tensors_of(event)):
@@ -190,7 +223,13 @@ def collect_uses(stream: Stream) -> Uses:
 
 
 def count_resident_bytes(stream: Stream, buffer: object) -> int:
-    """Return the most bytes of a partition that live tiles of a memory occupy, if placed without gaps."""
+    """Return the most bytes of a partition that tiles in use at one time occupy in a memory, if placed without gaps.
+
+    A tile is in use from its first to its last event.
+
+    Args:
+        buffer: The memory, a `MemoryRegion`.
+    """
     steps: dict[int, int] = {}
     last = stream.last_use
     for tensor, first in stream.first_use.items():
@@ -207,13 +246,13 @@ def count_resident_bytes(stream: Stream, buffer: object) -> int:
 
 
 def find_trigger_engine(stream: Stream, event: int) -> Engine:
-    """Return the engine whose instruction queue contains the event."""
+    """Return the engine in whose instruction queue the event is; for a DMA, the engine that triggers it."""
     plan = stream.template(event).plan
     return plan.trigger or plan.engine
 
 
 def _replace_template(template: Template, boxes: list[Any] | None = None, **plan: Any) -> Template:
-    """Return a copy of a template with other boxes and replaced fields of its plan."""
+    """Return a copy of a template with replaced fields of its plan, and with other boxes if they are given."""
     changed = copy.copy(template)
     changed.boxes = template.boxes if boxes is None else boxes
     changed.plan = replace(template.plan, **plan) if plan else template.plan

@@ -1,7 +1,7 @@
 """Gains from another program order: loads in order of their use, independent chains interleaved.
 
 Each change permutes the events of the recorded stream. A permutation is kept only if every event still
-follows the events that it depends on, and if the live tiles still fit.
+follows the events that it depends on, and if the tiles in use still fit into SBUF and PSUM.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _WIDTHS = (2, 4, 8)
 
 
 def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with the loads of every queue in the order in which their tiles are first read.
+    """Yield an edit that orders the loads of every queue by the first read of their tiles, if that changes the order.
 
-    Loads keep the positions of loads of their queue. Loads of a tile that an earlier event uses stay where they are.
+    Loads keep the positions of loads of their queue. Loads of a tile that an earlier event uses stay where
+    they are. Nothing is yielded if the new order is not legal.
     """
     if not is_permutable(stream):
         return
@@ -58,7 +59,11 @@ def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with independent chains of the same steps interleaved, one edit for each number of chains."""
+    """Yield edits that interleave independent chains of the same steps, for several numbers of chains at a time.
+
+    A chain is a set of events that tiles connect, such as an iteration of a loop. Only legal orders that
+    change something are yielded.
+    """
     if not is_permutable(stream):
         return
     used = collect_uses(stream)
@@ -78,17 +83,27 @@ def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _interleave(order: list[int], chains: Sequence[Sequence[int]]) -> None:
-    """Give the positions of some chains of equal length to their events step by step."""
+    """Permute chains of equal length in `order`, in place: step 1 of every chain, then step 2, and so on.
+
+    Args:
+        order: Events in program order; changed in place, at the positions of these chains.
+        chains: Events of each chain, in order of its steps.
+    """
     positions = sorted(event for chain in chains for event in chain)
     for position, event in zip(positions, (event for step in zip(*chains) for event in step)):
         order[position] = event
 
 
 def _consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> list[list[list[int]]]:
-    """Return groups of chains that execute the same lines one after another.
+    """Return groups of chains that execute the same lines one after another, each chain as a list of events.
 
-    A chain is a set of events that tiles connect. A tile that one line reads several times is an operand that chains
-    share, and connects nothing; with `keeps_computed`, only loaded and constant tiles are shared.
+    A chain is a set of events that tiles connect. A tile that one line reads several times is an operand that
+    chains share, and connects nothing.
+
+    Args:
+        used: Accesses to every tensor.
+        keeps_computed: Whether only loaded and constant tiles can be shared, so that computed tiles always
+            connect.
     """
     parent = list(range(len(stream)))
 
@@ -125,7 +140,7 @@ def _consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> lis
 
 
 def _reads_tiles(stream: Stream, event: int) -> bool:
-    """Return whether an event reads a tile on chip."""
+    """Return whether an event reads a tile in SBUF or PSUM."""
     template = stream.template(event)
     tensors = stream.tensors_of(event)
     return any(stream.tensors[tensors[read]].buffer.on_chip for read in template.reads)
@@ -134,7 +149,15 @@ def _reads_tiles(stream: Stream, event: int) -> bool:
 def _legal(
     stream: Stream, hardware: Hardware, order: list[int], detail: str = "", waits: Dependences | None = None
 ) -> Iterator[Edit]:
-    """Yield the edit for a program order that differs, keeps all dependences and fits into SBUF and PSUM."""
+    """Yield the edit for a program order if it differs, keeps all dependences and fits into SBUF and PSUM.
+
+    Else nothing.
+
+    Args:
+        order: All events in the new order.
+        detail: What the report says about the change.
+        waits: Dependences of the stream, derived if None.
+    """
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     moved = np.flatnonzero(position != np.arange(len(order)))

@@ -1,4 +1,7 @@
-"""Gains from more overlap: a new tile for each iteration, work moved to an idle engine, larger instructions."""
+"""Gains from more overlap: a new tile for each iteration, work moved to an idle engine, larger instructions.
+
+An `Edit` holds the changes of a stream, whose events are the instructions of a launch.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _STREAMING = Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd
 
 
 def deeper_rotation(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with a new tile for every rewrite of a tile that was read.
+    """Yield an edit that gives every rewrite of a tile that was read a new tile, if there is such a rewrite.
 
-    The schedule limits by memory how many of these tiles live at a time.
+    The schedule limits by memory how many of these tiles are in use at a time.
     """
     edit = Edit(stream)
     for tile, used in collect_uses(stream).items():
@@ -43,7 +46,11 @@ def deeper_rotation(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _merge_uses(used: Sequence[tuple[int, bool]]) -> list[tuple[int, bool]]:
-    """Return the events that use a tile, each with whether it reads the tile or adds to it."""
+    """Return the (event, whether it reads or accumulates) of a tile, with one entry for each event.
+
+    Args:
+        used: (event, whether it writes) of all accesses to the tile.
+    """
     reads_by_event: dict[int, bool] = {}
     for event, writes in used:
         reads_by_event[event] = reads_by_event.get(event, False) or not writes
@@ -51,7 +58,12 @@ def _merge_uses(used: Sequence[tuple[int, bool]]) -> list[tuple[int, bool]]:
 
 
 def _begins_anew(stream: Stream, tile: int, events: Sequence[tuple[int, bool]]) -> bool:
-    """Return whether events read only bytes of a tile that earlier ones among them have written."""
+    """Return whether events read only bytes of a tile that earlier ones of these events have written.
+
+    Args:
+        tile: Index of the tile in the stream.
+        events: Events that access the tile, in order.
+    """
     record = stream.tensors[tile]
     rows = record.shape[0]
     written: list[tuple[int, int]] = []
@@ -67,7 +79,7 @@ def _begins_anew(stream: Stream, tile: int, events: Sequence[tuple[int, bool]]) 
 
 
 def _is_covered(interval: tuple[int, int], written: Sequence[tuple[int, int]]) -> bool:
-    """Return whether the union of intervals covers an interval."""
+    """Return whether the union of half-open intervals in `written` covers an interval."""
     covered_to, end = interval
     for first, interval_end in sorted(written):
         if first > covered_to:
@@ -77,7 +89,10 @@ def _is_covered(interval: tuple[int, int], written: Sequence[tuple[int, int]]) -
 
 
 def other_engines(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with copies moved between Vector and Scalar engine: all of them, or every second."""
+    """Yield edits that move copies between the Vector and the Scalar engine: all of them, or every second one.
+
+    Nothing is yielded on a chip whose Scalar engine cannot copy, or without copies.
+    """
     for source, target in ((Engine.vector, Engine.scalar), (Engine.scalar, Engine.vector)):
         if not hardware.scalar_engine_tensor_copy:
             return
@@ -97,9 +112,10 @@ def other_engines(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def wider_tiles(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with equal instructions of a line merged, up to 512 elements per partition.
+    """Yield an edit that charges equal instructions of a line as if they were merged.
 
-    Merging lowers the cost of every instruction by its share of the fixed cycles; the number of events stays.
+    A merged instruction has up to 512 elements per partition. The number of events stays; each costs its
+    share of a merged instruction. Nothing is yielded if no cost falls.
     """
     edit = Edit(stream)
     lines: dict[tuple[int, int], list[int]] = {}
@@ -125,7 +141,13 @@ def wider_tiles(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _share_interval(template: Template, num_merged: int, hardware: Hardware) -> float:
-    """Return an event's share of the cycles of a merged instruction; cycles that do not grow with size are split."""
+    """Return the cycles of an event as its share of a merged instruction.
+
+    Cycles that do not grow with size are split.
+
+    Args:
+        num_merged: Number of events that are merged.
+    """
     plan, cost = template.plan, template.plan.cost
     if plan.engine is not Engine.tensor:
         clock = costs.clock_ghz(hardware, plan.engine)

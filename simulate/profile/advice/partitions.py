@@ -18,11 +18,11 @@ _ELEMENTWISE = Engine.vector, Engine.scalar, Engine.gpsimd
 
 
 def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with elementwise tiles of at most half of the partitions spread over all of them.
+    """Yield an edit that spreads elementwise tiles of at most half of the partitions over all partitions.
 
-    A tile is spread if all instructions that access it are elementwise or plain DMAs to or from HBM. The same
-    must hold for every tile that such an instruction connects to it. The work per partition then shrinks by
-    the factor by which partitions grow.
+    Nothing is yielded without such tiles. A tile is spread if all instructions that access it are elementwise
+    or plain DMAs to or from HBM. The same must hold for every tile that such an instruction connects to it.
+    The work per partition then shrinks by the factor by which partitions grow.
     """
     used = collect_uses(stream)
     spread = _tiles_to_spread(stream, used, hardware.partitions)
@@ -46,7 +46,7 @@ def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
-    """Return, for every tile that can be spread, the factor by which its partitions grow."""
+    """Return, for every tile that can be spread, the factor by which its number of partitions grows, at least 2."""
     factors = {}
     for tile in used:
         record = stream.tensors[tile]
@@ -71,7 +71,11 @@ def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, i
 
 
 def _can_spread(stream: Stream, event: int) -> bool:
-    """Return whether an event treats all elements alike: a plain DMA, or an instruction without reduction or state."""
+    """Return whether an event may run on more partitions: a plain DMA, or an instruction without reduction or state.
+
+    The operands of the instruction must be on chip and have equal numbers of partitions and of elements in
+    each.
+    """
     template, plan = stream.template(event), stream.template(event).plan
     if not template.direct or event in stream.rendezvous or plan.effects.random is not None:
         return False
@@ -88,7 +92,7 @@ def _can_spread(stream: Stream, event: int) -> bool:
 
 
 def _spread_instruction(cost: Cost, engine: Engine, factor: int, hardware: Hardware) -> Cost:
-    """Return the cost of an instruction on `factor` times more partitions."""
+    """Return the cost of an instruction on `factor` times more partitions with the same number of elements in all."""
     growing_ns = sum(term.ns for term in cost.terms if term.phase is Phase.issue and term.grows)
     saved_cycles = growing_ns * costs.clock_ghz(hardware, engine) * (1 - 1 / factor)
     return replace(
@@ -101,7 +105,7 @@ def _spread_instruction(cost: Cost, engine: Engine, factor: int, hardware: Hardw
 def _spread_dma(stream: Stream, event: int, factor: int, hardware: Hardware) -> Cost:
     """Return the cost of a DMA whose tile has `factor` times more partitions, and shorter contiguous pieces.
 
-    DMAs with dynamic descriptors keep their cost.
+    A DMA whose descriptors are not written ahead keeps its cost.
     """
     template = stream.template(event)
     dma = template.plan.cost.dma

@@ -1,4 +1,7 @@
-"""Gains from changing the matmuls: 16-bit operands, transposes by DMA."""
+"""Gains from changing the matmuls: 16-bit operands, transposes by DMA.
+
+An `Edit` holds the changes of a stream, whose events are the instructions of a launch.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from simulate.run.stream import Stream
 
 
 def narrow_products(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with 16-bit operands of float32 products and of their transposes.
+    """Yield an edit that gives float32 matmuls and transposes on the Tensor engine 16-bit operands.
 
-    Casts to float32 are left out. A tile that a DMA loads in float32 is cast by its DMA, at the slower rate
-    of such DMAs.
+    Nothing is yielded without such instructions. Casts to float32 are left out. A tile that a DMA loads in
+    float32 is cast by its DMA, at the slower rate of such DMAs.
     """
     edit, narrowed = Edit(stream), set[int]()
     for event in range(len(stream)):
@@ -46,7 +49,15 @@ def narrow_products(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _narrow(edit: Edit, hardware: Hardware, tile: int, events: Sequence[tuple[int, bool]]) -> None:
-    """Change a float32 tile that only products read to 16 bits: leave out casts to it, let DMAs into it cast."""
+    """Change a float32 tile that only matmuls and transposes read to 16 bits, in `edit`.
+
+    A DMA that loads the tile casts instead. If a single cast of a whole 16-bit tile in SBUF writes the tile,
+    the cast is left out, and readers access its source. Other writers keep their cost.
+
+    Args:
+        tile: Index of the tile in the stream.
+        events: (event, whether it writes) of all accesses to the tile.
+    """
     stream = edit.stream
     writers = [event for event, writes in events if writes]
     for event in writers:
@@ -71,7 +82,7 @@ def _narrow(edit: Edit, hardware: Hardware, tile: int, events: Sequence[tuple[in
 
 
 def _cast_by_dma(cost: Cost, hardware: Hardware) -> Cost:
-    """Return the cost of a DMA that converts the dtype of its bytes while it moves them."""
+    """Return the cost of a DMA that also casts the bytes that it moves, given its cost without a cast."""
     dma = cost.dma
     assert dma is not None
     slowdown = max(hardware.dma_engine_bytes_per_ns / hardware.dma_cast_bytes_per_ns, 1.0)
@@ -82,10 +93,10 @@ def _cast_by_dma(cost: Cost, hardware: Hardware) -> Cost:
 
 
 def transposes_by_dma(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with transposes of the Tensor engine, and their copies out of PSUM, replaced by DMAs.
+    """Yield an edit that replaces transposes of the Tensor engine, and their copies out of PSUM, by DMAs.
 
-    The DMA reads HBM if the tile was loaded only for the transposes. Only 16-bit elements are moved, for
-    which rates are documented.
+    Nothing is yielded without such transposes. The DMA reads HBM if the tile was loaded only for the
+    transposes. Only 16-bit elements are moved, for which rates are documented.
     """
     edit, used = Edit(stream), collect_uses(stream)
     transposes_by_bank: dict[int, list[int]] = {}  # transposes into each PSUM tile
@@ -105,7 +116,15 @@ def transposes_by_dma(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _replace_by_dma(edit: Edit, hardware: Hardware, transposes: Sequence[int], copy: int, used: Uses) -> None:
-    """Replace the copy out of PSUM by a DMA that reads the inputs of the transposes."""
+    """Replace a copy out of PSUM by a DMA that reads the inputs of the transposes, and leave the transposes out.
+
+    If all inputs were loaded from HBM for these transposes only, the loads are left out too, and the DMA
+    reads HBM.
+
+    Args:
+        transposes: Events that transpose into the copied PSUM tile.
+        copy: Event that copies the tile to SBUF; it becomes the DMA.
+    """
     stream = edit.stream
     template = stream.template(copy)
     target = template.operands[template.writes[0]]

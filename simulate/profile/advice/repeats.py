@@ -13,11 +13,12 @@ from simulate.run.stream import Stream
 
 
 def computed_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream without events that compute a tile again; readers take the first tile with equal contents.
+    """Yield an edit without events that compute a tile again; readers take the first tile with equal contents.
 
     Two tiles have equal contents if the same instructions write them from unwritten inputs in HBM, or from
     tiles with equal contents. Only tiles that are fully written before their first read qualify. A load is
-    left out only together with the instructions that it feeds; `loads_once` covers repeated loads.
+    left out only together with the instructions that it feeds; `loads_once` covers repeated loads. Nothing is
+    yielded without such tiles, or if the kept tiles do not fit into SBUF.
     """
     used = collect_uses(stream)
     contents = _Contents(stream, used)
@@ -46,13 +47,20 @@ def computed_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _writes_repeated_tile(stream: Stream, event: int, first_equal: dict[int, int]) -> bool:
-    """Return whether all tiles that an event writes repeat earlier tiles."""
+    """Return whether all tiles that an event writes have the contents of earlier tiles.
+
+    Args:
+        first_equal: For each repeated tile, the first tile with equal contents.
+    """
     template, tensors = stream.template(event), stream.tensors_of(event)
     return all(tensors[write] in first_equal for write in template.writes)
 
 
 class _Contents:
-    """Numbers of the contents of tiles, equal for equal contents, for tiles that are written once and then read."""
+    """Numbers of the contents of tiles, equal for equal contents, in `keys` by tile.
+
+    Tiles with unknown contents have no number: only tiles that are written first and then only read have one.
+    """
 
     def __init__(self, stream: Stream, used: Uses) -> None:
         self.keys: dict[int, int] = {}
@@ -93,7 +101,11 @@ class _Contents:
         return tuple(steps)
 
     def _source(self, stream: Stream, used: Uses, tensor: int) -> object | None:
-        """Return a hashable description of an input; None for written HBM, registers and tiles of unknown contents."""
+        """Return a hashable description of an input, equal for equal contents.
+
+        Returns:
+            None for HBM that the launch writes, for registers and for tiles of unknown contents.
+        """
         buffer = stream.tensors[tensor].buffer
         if buffer.on_chip:
             return self.keys.get(tensor)

@@ -19,7 +19,12 @@ _LINES = 3  # most kernel lines that a piece of advice names
 
 
 def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
-    """Return the section of the advice, and with `all_advice` also that of the bounds; empty if there is none."""
+    """Return the section of the advice, and with `all_advice` also the section of the bounds, each a list of parts.
+
+    Args:
+        all_advice: Show all pieces; by default, the best piece of each of three kinds. Without pieces, the
+            list is then empty.
+    """
     blocks: list[list[Part]] = []
     pieces = profile.advice
     if not all_advice:  # the fastest of each kind
@@ -51,7 +56,10 @@ def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
 
 
 def records(profile: Profile) -> dict[str, list[dict[str, object]]]:
-    """Return advice and bounds as JSON types; times in ns, gains as shares of the length."""
+    """Return advice and bounds of a profile as JSON types, under these two keys.
+
+    Times are in ns, gains are shares of the length.
+    """
     return {
         "advice": [
             {

@@ -35,9 +35,9 @@ _MOST_TENSORS = 4
 
 
 def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream without loads of elements that a tile already contains, as far as SBUF has room.
+    """Yield edits without loads of elements that a tile already contains, if the kept tiles fit into SBUF.
 
-    There is an edit for each of the tensors that are loaded again most, and an edit for all tensors.
+    There is an edit for all tensors, and one for each of the tensors with the most bytes loaded again.
     """
     used = collect_uses(stream)
     repeated_loads: dict[
@@ -73,7 +73,10 @@ def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def larger_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with DMAs between a line and a tensor in HBM merged, an edit for each size."""
+    """Yield edits that merge DMAs of a line to or from a tensor in HBM, an edit for each size of merged DMAs.
+
+    Sizes that merge nothing new or do not fit into SBUF are left out.
+    """
     used = collect_uses(stream)
     groups = _group_mergeable(stream, used)
     known = None
@@ -88,12 +91,18 @@ def larger_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def fits_sbuf(edit: Edit, hardware: Hardware) -> bool:
-    """Return whether the live tiles of the changed stream fit into SBUF."""
+    """Return whether the tiles in use at one time fit into SBUF after the changes of an edit."""
     return count_resident_bytes(edit.apply(), MemoryRegion.sbuf) <= hardware.sbuf_usable_bytes_per_partition
 
 
 def _merge_group(edit: Edit, group: Sequence[int], size: int, used: Uses, hardware: Hardware) -> None:
-    """Merge neighbours of a group into DMAs of at most `size` bytes, if no event between them conflicts."""
+    """Merge neighbours of a group into DMAs of at most `size` bytes in `edit`, if no event between them conflicts.
+
+    Loads are merged at the first of them, stores at the last.
+
+    Args:
+        group: DMAs that could be merged, as `_group_mergeable` returns them.
+    """
     stream, first = edit.stream, 0
     loads = find_load(stream, group[0]) is not None
     while first < len(group):
@@ -117,6 +126,10 @@ def _merged_cost(stream: Stream, hardware: Hardware, members: Sequence[int], loa
 
     Boxes that continue the same rows of HBM give longer contiguous pieces; other boxes keep the length of
     their pieces.
+
+    Args:
+        members: The replaced DMAs.
+        loads: Whether they load from HBM; else they store to it.
     """
     template, hbm_operand = stream.template(members[0]), 0 if loads else 1
     cost, piece_bytes = template.plan.cost, [min(map(contiguous_bytes, template.operands))]
@@ -141,7 +154,7 @@ def _merged_cost(stream: Stream, hardware: Hardware, members: Sequence[int], loa
 
 
 def _is_static(hardware: Hardware, cost: Cost) -> bool:
-    """Return whether the descriptors of a DMA are written ahead."""
+    """Return whether the descriptors of a DMA are written before the launch; False for other instructions."""
     return cost.dma is not None and cost.dma.trigger_ns == hardware.dma_static_trigger_ns
 
 
@@ -156,6 +169,9 @@ def _in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> 
     """Return whether the last member cannot join the DMA of the others.
 
     That is so if an event between them uses the tile of a load, or writes the tile of a store.
+
+    Args:
+        loads: Whether the members load from HBM; else they store to it.
     """
     begin_event, end_event = (members[0], members[-1]) if loads else (members[-2], members[-1])
     tiles = {
@@ -196,7 +212,7 @@ def _group_mergeable(stream: Stream, used: Uses) -> list[list[int]]:
 
 
 def find_load(stream: Stream, event: int) -> tuple[int, int] | None:
-    """Return (tensor in HBM, tile in SBUF) of a plain load; None for other events."""
+    """Return (tensor in HBM, tile in SBUF) of a plain load, as indices in the stream; None for other events."""
     template = stream.template(event)
     if template.plan.cost.dma is None or not template.direct or len(template.boxes) != 2:
         return None

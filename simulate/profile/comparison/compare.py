@@ -1,7 +1,7 @@
 """Comparison of two measured runs: which lines, engines, phases and tensors cause the difference.
 
-The critical path of each run adds up to its length. So the differences of its parts, in any grouping, add up
-to the difference of the lengths.
+A run is one or more kernel launches; the baseline is the earlier run. The critical path of each run adds up
+to its length. So the differences of its parts, in any grouping, add up to the difference of the lengths.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cost of a line, an engine, a phase or a tensor in both runs: ns of the critical path, or bytes of HBM.
+    """Amount of a line, an engine, a phase or a tensor in both runs: ns of the critical path, or bytes of HBM.
 
-    `place` is the line in the run that is compared, `earlier` the line in the baseline. Each is None if that
-    run lacks the line, and for causes that are no lines.
+    `against` is the amount in the baseline, `now` in the run that is compared. `source_line` is the line in
+    that run, `earlier` the line in the baseline. Each is None if that run lacks the line, and for causes that
+    are no lines.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Cause:
 
     @property
     def change(self) -> float:
-        """Increase over the baseline; below 0 for a gain."""
+        """Increase over the baseline, in ns or bytes; below 0 if the run has less."""
         return self.now - self.against
 
 
@@ -52,12 +53,12 @@ class Comparison:
         return self.now.length_ns - self.against.length_ns
 
     def slower_by_more_than(self, share: Fraction) -> bool:
-        """Return whether `now` takes longer than `against` plus this share of it."""
+        """Return whether the length of `now` exceeds `1 + share` times the length of `against`."""
         return Fraction(self.now.length_ns) > Fraction(self.against.length_ns) * (1 + share)
 
     @cached_property
     def lines(self) -> tuple[Cause, ...]:
-        """Critical path by line and instruction, in descending order of change."""
+        """Critical path in ns by line and instruction, largest change first, whether increase or decrease."""
         pairs = match_lines(_list_lines(self.against), _list_lines(self.now))
         index_of_now = {
             source_line: index for index, (_, source_line) in enumerate(pairs) if source_line is not None
@@ -78,22 +79,22 @@ class Comparison:
 
     @cached_property
     def engines(self) -> tuple[Cause, ...]:
-        """Critical path by engine or DMA queue, in descending order of change."""
+        """Critical path in ns by engine or DMA queue, largest change first, whether increase or decrease."""
         return self._sum_by(lambda path_part: path_part.engine)
 
     @cached_property
     def phases(self) -> tuple[Cause, ...]:
-        """Critical path by phase, in descending order of change."""
+        """Critical path in ns by phase, largest change first, whether increase or decrease."""
         return self._sum_by(lambda path_part: path_part.phase)
 
     @cached_property
     def tensors(self) -> tuple[Cause, ...]:
-        """Bytes to and from HBM by the tensors' names, in descending order of change."""
+        """Bytes to and from HBM by the tensors' names, largest change first, whether increase or decrease."""
         causes = _rank_causes(_bytes_by_tensor(self.against), _bytes_by_tensor(self.now))
         return tuple(Cause(name, against_bytes, now_bytes) for name, against_bytes, now_bytes in causes)
 
     def _sum_by(self, key: Callable[[PathPart], str]) -> tuple[Cause, ...]:
-        """Return the critical paths summed by a key of their parts, in descending order of change."""
+        """Return the ns of both critical paths by a key of their parts, largest change first."""
         causes = _rank_causes(_sum_path(self.against.path, key), _sum_path(self.now.path, key))
         return tuple(Cause(name, against_ns, now_ns) for name, against_ns, now_ns in causes)
 
@@ -101,11 +102,15 @@ class Comparison:
 def match_lines(
     against: Sequence[SourceLine], now: Sequence[SourceLine]
 ) -> list[tuple[SourceLine | None, SourceLine | None]]:
-    """Pair every line of either run with the line of the other run that it is compared with, or None.
+    """Return every line of either run as a pair (baseline line, compared line), with None for a line of one run only.
 
     Lines of unchanged files are paired by number. A file is unchanged if no line that both runs have differs
     in text. Remaining lines are paired by text: first those in the same order, then moved lines with equal
     texts. A line without text is identified by its function.
+
+    Args:
+        against: Lines of the baseline.
+        now: Lines of the compared run.
     """
     pairs: list[tuple[SourceLine | None, SourceLine | None]] = []
     texts = {(source_line.file, source_line.line): source_line.text for source_line in against}
@@ -151,12 +156,12 @@ def match_lines(
 
 
 def _identify_line(source_line: SourceLine) -> str:
-    """Return the text that identifies a line, or its function if the text is unknown."""
+    """Return the text of a line, or "in FUNCTION" if the text is unknown: equal strings mean the same line."""
     return source_line.text or f"in {source_line.function}"
 
 
 def _list_lines(run: Measured) -> list[SourceLine]:
-    """Return the distinct lines of a run, by file and number."""
+    """Return the distinct lines of a run's critical path, by file and number."""
     return sorted(
         {path_part.source_line for path_part in run.path},
         key=lambda source_line: (source_line.file, source_line.line, source_line.function),
@@ -164,7 +169,7 @@ def _list_lines(run: Measured) -> list[SourceLine]:
 
 
 def _sum_path(path: Iterable[PathPart], key: Callable[[PathPart], Key]) -> dict[Key, float]:
-    """Sum the ns of a critical path by a key of its parts, exactly rounded."""
+    """Sum the ns of a critical path by a key of its parts; each sum is rounded once."""
     ns_by_key: dict[Key, list[float]] = {}
     for path_part in path:
         ns_by_key.setdefault(key(path_part), []).append(path_part.ns)
@@ -180,6 +185,9 @@ def _bytes_by_tensor(run: Measured) -> dict[str, float]:
 
 
 def _rank_causes(against: dict[Key, float], now: dict[Key, float]) -> list[tuple[Key, float, float]]:
-    """Return rows of (key, amount of the baseline, amount now), in descending order of change."""
+    """Return rows of (key, amount of the baseline, amount now), in descending order of the absolute change.
+
+    A key that one run lacks has the amount 0 there.
+    """
     rows = [(key, against.get(key, 0), now.get(key, 0)) for key in dict.fromkeys([*against, *now])]
     return sorted(rows, key=lambda row: (-abs(row[2] - row[1]), -max(row[1:]), str(row[0])))

@@ -29,7 +29,7 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """Time on the critical path for a phase of an instruction at a line, on an engine or DMA queue."""
+    """Time on the critical path for a phase of an instruction at a line, on an engine or DMA queue, in ns."""
 
     source_line: SourceLine
     op: str
@@ -40,10 +40,11 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Launches that follow each other; lengths, floors and bytes are added up.
+    """A run of launches one after another; lengths, floors and bytes are added up.
 
     The parts of `path` add up to `length_ns`. `floor_ns` is the time at peak rates, `bound` the limit that
-    decides it. `traffic` gives (tensor name, bytes read from HBM, bytes written to HBM).
+    decides it, "compute" or "memory". `traffic` gives (tensor name, bytes read from HBM, bytes written to
+    HBM).
     """
 
     title: str
@@ -56,13 +57,21 @@ class Measured:
 
 
 def sum_profiles(profiles: Sequence[Profile], profile_indices: Sequence[int]) -> Measured:
-    """Add up launches, given the distinct profiles and the index of the profile of each launch."""
+    """Add up the launches of a run.
+
+    Args:
+        profiles: Profiles of the distinct launches.
+        profile_indices: For each launch, the index of its profile.
+
+    Raises:
+        ValueError: If there is no launch, or if the launches have different readings.
+    """
     runs = [_extract_run(profile) for profile in profiles]
     return _sum_runs(runs, profile_indices)
 
 
 def read_measured(path: str) -> Measured:
-    """Add up the launches in a file that `time --json` wrote.
+    """Read a file that `time --json` wrote, and add up its launches.
 
     Raises:
         InvalidArgument: If the file cannot be read, or if it is no such document.
@@ -101,7 +110,7 @@ def read_measured(path: str) -> Measured:
 
 
 def _extract_run(profile: Profile) -> Measured:
-    """Return the comparable figures of a profile."""
+    """Return a profile as a run of one launch."""
     roof = profile.roofline
     return Measured(
         profile.title,
@@ -115,7 +124,12 @@ def _extract_run(profile: Profile) -> Measured:
 
 
 def _parse_run(document: dict[str, Any]) -> Measured:
-    """Return the comparable figures of a profile's JSON document."""
+    """Return a profile's JSON document as a run of one launch.
+
+    Raises:
+        KeyError: If a field is missing.
+        TypeError: If a field has the wrong type.
+    """
     roof = document["roofline"]
     return Measured(
         _expect_string(document["title"]),
@@ -136,7 +150,7 @@ def _parse_run(document: dict[str, Any]) -> Measured:
 
 
 def _parse_path_part(row: dict[str, Any]) -> PathPart:
-    """Return a part of the critical path from a row of the JSON document."""
+    """Return a part of the critical path from a row of the JSON document; raises as `_parse_run`."""
     source_line = SourceLine(
         _expect_string(row["file"]),
         _expect_natural(row["line"]),
@@ -153,7 +167,11 @@ def _parse_path_part(row: dict[str, Any]) -> PathPart:
 
 
 def _sum_runs(runs: Sequence[Measured], run_indices: Sequence[int]) -> Measured:
-    """Add up launches, given their distinct runs and the index of the run of each launch.
+    """Add up the launches of a run.
+
+    Args:
+        runs: Runs of one launch, for the distinct launches.
+        run_indices: For each launch, the index of its run.
 
     Raises:
         ValueError: If there is no launch, or if the launches have different readings.
@@ -209,5 +227,5 @@ def _expect_amount(value: object) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuse NaN and Infinity in JSON."""
+    """Raise ValueError for NaN or Infinity in JSON; the hook `parse_constant` of `json.loads`."""
     raise ValueError(f"{name} is no number")

@@ -17,7 +17,7 @@ def read_baseline(options: argparse.Namespace) -> Measured | DeviceProfile | Non
     """Read the run or device profile that `--against` names.
 
     Returns:
-        None if `--against` is absent or names a kernel.
+        None if `--against` is absent or names a kernel, which the caller runs.
 
     Raises:
         InvalidArgument: If the options contradict each other, or if the file is no profile or has another
@@ -49,13 +49,16 @@ def read_baseline(options: argparse.Namespace) -> Measured | DeviceProfile | Non
 
 
 def list_compared_files(options: argparse.Namespace) -> list[str]:
-    """Return the words of `--against`, and the Parquet files in folders among them."""
+    """Return the words of `--against` that follow it, and the Parquet files in folders among them.
+
+    No output of the command may overwrite these files.
+    """
     folders = [Path(word) for word in options.against if Path(word).is_dir()]
     return [*options.against, *(str(file) for folder in folders for file in folder.glob("*.parquet"))]
 
 
 def make_kernel_options(options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options for running the kernel that `--against` names."""
+    """Return a copy of the options that runs the kernel which `--against` names, with the arguments given there."""
     baseline_options = copy(options)
     baseline_options.script, baseline_options.arguments = options.against[0], options.against[1:]
     return baseline_options

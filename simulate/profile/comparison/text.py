@@ -1,4 +1,8 @@
-"""Comparison as tables and sentences, and as an object of the document of `time --json`."""
+"""Comparison as tables and sentences, and as an object of the document of `time --json`.
+
+A cause is a line, engine, phase or tensor with its amounts in both runs. A change is visible if it is not 0
+after rounding to the digits of the report.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ _NONE = "no difference"
 
 
 def make_report(comparison: Comparison, rows: int = 8) -> list[Part]:
-    """Return the parts of a comparison's text.
+    """Return the report of a comparison as parts of a text.
 
     Args:
         rows: Most causes in a table; the others are summed in a row, so that the changes of each table add
@@ -36,7 +40,10 @@ def make_report(comparison: Comparison, rows: int = 8) -> list[Part]:
 
 
 def format_verdict(comparison: Comparison) -> str:
-    """Return how much slower or faster the run is, in us and in per cent of the baseline."""
+    """Return how much slower or faster the run is than the baseline, as "1.234 us, 5.6 % slower".
+
+    Says so if there is no difference, or if it is too small for the digits.
+    """
     change, against_ns = comparison.change_ns, comparison.against.length_ns
     if not change:
         return _NONE
@@ -76,7 +83,7 @@ def make_contents(comparison: Comparison) -> dict[str, Any]:
 
 
 def _lines(causes: Sequence[Cause], rows: int) -> Part:
-    """Return the table of lines with a visible change, with their source texts."""
+    """Return the table of the first `rows` lines with a visible change, with their source texts, and the sums."""
     changed = [cause for cause in causes if _is_visible(cause, us)][:rows]
     cause_rows: list[tuple[Part, ...]] = [
         (Name(_format_source_line(cause), f"{cause.name} "), *_format_amounts(cause, us)) for cause in changed
@@ -92,7 +99,12 @@ def _lines(causes: Sequence[Cause], rows: int) -> Part:
 
 
 def _table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callable[[float], str]) -> Part:
-    """Return a table of causes with a visible change."""
+    """Return a table of the first `rows` causes with a visible change, and the sums.
+
+    Args:
+        head: Headings of the columns, separated by "|".
+        format_amount: Formats an amount without its unit.
+    """
     shown = [cause for cause in causes if _is_visible(cause, format_amount)][:rows]
     return table(
         head,
@@ -106,7 +118,12 @@ def _table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callabl
 def _sum_rows(
     causes: Sequence[Cause], shown: Sequence[Cause], format_amount: Callable[[float], str]
 ) -> list[tuple[Part, ...]]:
-    """Return the rows that sum the causes not shown, and all causes."""
+    """Return a row that sums the causes after the shown ones, and a row that sums all; none for an empty sum.
+
+    Args:
+        causes: All causes, in descending order of the absolute change.
+        shown: The first of them, which the table shows.
+    """
     omitted = causes[len(shown) :]
     sums = [
         Cause(
@@ -121,12 +138,12 @@ def _sum_rows(
 
 
 def _is_visible(cause: Cause, format_amount: Callable[[float], str]) -> bool:
-    """Return whether a change is visible after rounding."""
+    """Return whether the formatted change of a cause has a digit other than 0."""
     return bool(format_amount(abs(cause.change)).strip("0."))
 
 
 def _format_amounts(cause: Cause, format_amount: Callable[[float], str]) -> tuple[str, str, str]:
-    """Return baseline, current amount and signed change of a cause, formatted."""
+    """Return (amount of the baseline, amount now, change with its sign) of a cause, formatted."""
     change = format_amount(cause.change)
     return (
         format_amount(cause.against),
@@ -145,7 +162,7 @@ def _format_source_line(cause: Cause) -> str:
 
 
 def _format_floor(run: Measured) -> str:
-    """Return the sentence about a run's floor."""
+    """Return a run's time at peak rates, what bounds it, and the share of the length, as a part of a sentence."""
     return f"{us(run.floor_ns)} us ({run.bound} bound), {share(run.floor_ns, run.length_ns)} of the length"
 
 

@@ -1,7 +1,8 @@
-"""Profile as JSON for its page: columns of numbers, with each text stored once.
+"""Profile as JSON for its page: columns of numbers, with each text stored once and named by its index.
 
-Times are in ns with one decimal. Events are numbered over all streams. Slices of a track are in order of
-start.
+Times are in ns with one decimal. Events, the instructions and DMAs of a launch, are numbered over all
+streams. A track is an engine or a DMA queue; its slices, intervals in which an event occupies it, are in
+order of start.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _SAID = {
 
 
 def make_page_launch(profile: Profile) -> dict[str, Any]:
-    """Return everything that the page shows of a launch, as JSON types."""
+    """Return everything that the page shows of a launch, as JSON types; the page's scripts read these keys."""
     timeline = profile.timeline
     names = _Names(profile)
     return {
@@ -119,7 +120,10 @@ def make_page_launch(profile: Profile) -> dict[str, Any]:
 
 
 class _Names:
-    """Numbers of instruction names, lines, tensors and boxes, shared by all streams of a profile."""
+    """Indices of instruction names, lines, tensors and operand boxes in the lists of the page, for all streams.
+
+    Each method returns the index of its argument, and adds the argument to the list if it is new.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.streams = profile.streams
@@ -130,15 +134,20 @@ class _Names:
         self._tensors: dict[tuple[int, int], int] = {}
 
     def op(self, name: str) -> int:
-        """Return the number of an instruction's name."""
+        """Return the index of an instruction's name in `ops`."""
         return self.ops.setdefault(name, len(self.ops))
 
     def line(self, line: tuple[CodeType, int]) -> int:
-        """Return the number of a kernel line."""
+        """Return the index of a kernel line in `lines`."""
         return self.lines.setdefault(line, len(self.lines))
 
     def tensor(self, stream: int, serial: int) -> int:
-        """Return the number of a tensor; ranks number their tensors separately."""
+        """Return the index of a tensor in `tensors`; ranks number their tensors separately.
+
+        Args:
+            stream: Index of the stream.
+            serial: Index of the tensor in the stream.
+        """
         key = (self.streams[stream].rank, serial)
         number = self._tensors.setdefault(key, len(self.tensors))
         if number == len(self.tensors):
@@ -148,13 +157,19 @@ class _Names:
         return number
 
     def box(self, stream: int, row: tuple[int, ...]) -> int:
-        """Return the number of an operand's box: tensor, kind of access, rows and bytes."""
+        """Return the index of an operand's box in `boxes`: tensor, kind of access, rows and bytes.
+
+        Args:
+            stream: Index of the stream.
+            row: Operand as the stream stores it: tensor and kind in the first number, then first and end of
+                rows and bytes.
+        """
         key = (self.tensor(stream, row[0] >> 2), row[0] & 3, *row[1:])
         return self.boxes.setdefault(key, len(self.boxes))
 
 
 def _line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
-    """Return rows of (line number, events, ns of engines, ns of the critical path)."""
+    """Return rows of (index of the line, events, ns of engines and queues, ns of the critical path)."""
     return [
         [names.line(line_time.line), line_time.events, _ns(line_time.held_ns), _ns(line_time.path_ns)]
         for line_time in times
@@ -162,7 +177,7 @@ def _line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
 
 
 def _tracks(profile: Profile) -> list[dict[str, Any]]:
-    """Return the slices of every track, as columns in order of start."""
+    """Return the slices of every track that has any, as columns in order of start."""
     timeline = profile.timeline
     number = np.array(timeline.bases)[timeline.stream] + timeline.event
     tracks = []
@@ -187,7 +202,10 @@ def _tracks(profile: Profile) -> list[dict[str, Any]]:
 
 
 def _events(profile: Profile, names: _Names) -> dict[str, Any]:
-    """Return the columns of all events: instruction, line, cause, reason, ready time and operand boxes."""
+    """Return the columns of all events: instruction, line, cause, reason, ready time and operand boxes.
+
+    The boxes of event i are `boxes[ends[i - 1]:ends[i]]`, those of event 0 `boxes[:ends[0]]`.
+    """
     ops: list[int] = []
     lines: list[int] = []
     boxes: list[int] = []
@@ -213,7 +231,7 @@ def _events(profile: Profile, names: _Names) -> dict[str, Any]:
 
 
 def _path(profile: Profile) -> list[list[Any]]:
-    """Return the longest stretches of the critical path in order of time: event, start, end, reason, phases."""
+    """Return the 4,000 longest stretches of the critical path in order of time: event, start, end, reason, phases."""
     path = profile.critical_path
     return [
         [
@@ -228,7 +246,10 @@ def _path(profile: Profile) -> list[list[Any]]:
 
 
 def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
-    """Return the longest gaps: track, start, end, why, event, cause, tensor; -1 stands for None."""
+    """Return the 4,000 longest gaps, longest first: track, start, end, why, event, cause, tensor.
+
+    -1 stands for None.
+    """
     longest_gaps = sorted(profile.gaps, key=lambda gap: (-gap.length_ns, gap.track, gap.start_ns))[:_GAPS]
     return [
         [
@@ -264,9 +285,9 @@ def _roofline(profile: Profile) -> dict[str, Any]:
 
 
 def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
-    """Return the source files of the kernel: rows of [line number, text, line of `_Names` or -1].
+    """Return the source files of the kernel: name and rows of [line number, text, index of the line or -1].
 
-    Only lines near those that issue instructions are included; None marks an omission.
+    Only lines near those that issue instructions are included; None in place of a row marks an omission.
     """
     files: dict[str, dict[int, int]] = {}
     labels = {}
@@ -295,5 +316,5 @@ def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
 
 
 def _ns(time_ns: float) -> float:
-    """Round a time to a tenth of a nanosecond."""
+    """Round a time in ns to one decimal."""
     return round(float(time_ns), 1)

@@ -40,8 +40,9 @@ def make_page(title: str, launches: Sequence[PageLaunch], steps: Sequence[PageSt
     """Return the HTML page of a run. Equal arguments give equal bytes.
 
     Args:
-        parts: The distinct launches.
-        steps: Their order in the run; by default, each launch once.
+        title: Title of the page.
+        launches: The distinct launches.
+        steps: All launches in the order of the run; by default, each distinct launch once.
     """
     if steps is None:
         steps = [PageStep((launch.profile.title,), number) for number, launch in enumerate(launches)]
@@ -70,7 +71,12 @@ def write_page(
     launches: Sequence[PageLaunch],
     steps: Sequence[PageStep] | None = None,
 ) -> None:
-    """Write the page of a run; the file appears complete or not at all.
+    """Write the HTML page of a run to `path`; the file appears complete or not at all.
+
+    Args:
+        title: Title of the page.
+        launches: The distinct launches.
+        steps: All launches in the order of the run; by default, each distinct launch once.
 
     Raises:
         InvalidArgument: If the file cannot be written.
@@ -80,15 +86,15 @@ def write_page(
 
 
 def read_style() -> str:
-    """Return the style sheet of the page."""
+    """Return the CSS of the page, without its element."""
     return _read_asset("page.css")
 
 
 def _read_asset(name: str) -> str:
-    """Return the text of a file of this package."""
+    """Return the text of the file with this name in this package."""
     return files("simulate.profile.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _encode_json(data: dict[str, Any]) -> str:
-    """Encode JSON for a script element: no text in it can end the element."""
+    """Encode data as JSON for a script element, with "<" escaped so that no text can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

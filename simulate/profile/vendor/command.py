@@ -16,7 +16,11 @@ from simulate.run import Launch
 
 
 def pair_launches(measured: DeviceProfile, profiles: Sequence[Profile], first: Launch) -> SideBySide:
-    """Pair the measurement with the profile that all launches share.
+    """Return the measurement with the profile that all launches of the run share.
+
+    Args:
+        profiles: Profiles of the distinct launches.
+        first: First launch of the run, whose use of SBUF is compared too.
 
     Raises:
         InvalidArgument: If the run makes different launches.
@@ -31,5 +35,5 @@ def pair_launches(measured: DeviceProfile, profiles: Sequence[Profile], first: L
 
 
 def measured_slices(baseline: object) -> Iterable[dict[str, Any]]:
-    """Return the trace events of a device profile; nothing for any other baseline."""
+    """Return the trace events of the device profile `baseline`; empty if the baseline is no device profile."""
     return read_trace_events(baseline.path) if isinstance(baseline, DeviceProfile) else ()

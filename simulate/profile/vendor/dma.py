@@ -20,7 +20,12 @@ _SMALLEST_BYTES = 4
 
 @dataclass
 class Packets:
-    """Sums over the two tables; None if a table is missing."""
+    """Sums over the two tables; None if a table is missing.
+
+    `covered` is the time in which DMAs move bytes. `packets` and `packet_bytes` are from DmaPacket,
+    `transfers` and `transfer_bytes` from DmaPacketAggregated; both `bytes` exclude instruction fetches.
+    `by_variable` has the bytes moved of each variable. `extent` runs from the first start to the last end.
+    """
 
     covered: Covered = field(default_factory=Covered)
     packets: int | None = None
@@ -33,13 +38,16 @@ class Packets:
 
 
 def normalise_queue(name: str) -> str:
-    """Return a queue's name in timelines, by the engine that triggers it: `qScalarSpillReload0` is `DMA q Scalar`."""
+    """Return a queue's name as timelines write it, after the engine that triggers it.
+
+    `qScalarSpillReload0` becomes `DMA q Scalar`; a name without an engine is returned unchanged.
+    """
     match = _ENGINE_QUEUE.match(name)
     return f"DMA q {match[1]}" if match else name or "DMA queue without a name"
 
 
 def sum_packets(tables: Tables) -> Packets:
-    """Sum both tables."""
+    """Return the sums over DmaPacket and DmaPacketAggregated."""
     totals = Packets()
     _add_transfers(totals, tables)
     _add_packets(totals, tables)
@@ -47,7 +55,12 @@ def sum_packets(tables: Tables) -> Packets:
 
 
 def make_dma(totals: Packets, fields: Mapping[str, float]) -> Dma:
-    """Return all DMA of a profile, from the fields of Summary if present, else from the sums of the tables."""
+    """Return the figures of all DMA of a profile, from the fields of Summary if present, else from the sums.
+
+    Args:
+        totals: Sums over the tables.
+        fields: Fields of Summary by name.
+    """
 
     def read_count(name: str, default: int | None = None) -> int | None:
         return int(fields[name]) if name in fields else default
@@ -69,7 +82,7 @@ def make_dma(totals: Packets, fields: Mapping[str, float]) -> Dma:
 
 
 def _add_transfers(totals: Packets, tables: Tables) -> None:
-    """Add the rows of DmaPacketAggregated: transfers and bytes, by queue and by variable.
+    """Add the rows of DmaPacketAggregated to `totals`: transfers and bytes, by queue and by variable.
 
     Rows of instruction fetches count for queues and variables only.
     """
@@ -104,7 +117,7 @@ def _add_transfers(totals: Packets, tables: Tables) -> None:
 
 
 def _add_packets(totals: Packets, tables: Tables) -> None:
-    """Add the rows of DmaPacket: packets, and their bytes without instruction fetches and semaphore updates."""
+    """Add the rows of DmaPacket to `totals`: their number, and bytes without fetches and semaphore updates."""
     names = Names()
     needed = {**SPAN, "transfer_bytes": ColumnType.integer}
     for batch in tables.read_batches("DmaPacket", needed, {"queue_type": ColumnType.text}, names):

@@ -33,7 +33,13 @@ PLACES = ("nki_source_location", "bir_debug_info_source_location")
 
 @dataclass
 class Instructions:
-    """Sums over the table Instruction, by (core, engine) and by (file, line, function)."""
+    """Sums over the table Instruction, by (core, engine) and by (file, line, function).
+
+    `active` has the times of instructions without semaphore waits, `counts` their number, `waits_ns` the time
+    that they waited for semaphores. `lines` has [number of instructions, ns that they and their DMA triggers
+    take]. `flops` and `transpose_flops` are None if the table has no such figure. `extent` runs from the
+    first start to the last end.
+    """
 
     active: dict[tuple[int, str], Covered] = field(default_factory=dict)
     counts: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -45,12 +51,15 @@ class Instructions:
 
 
 def normalise_engine(text: str) -> str:
-    """Return the canonical name of an engine; profiles contain `tensor` as well as `Tensor`."""
+    """Return the name of an engine as reports write it: "Tensor" for "tensor"; an unknown name unchanged."""
     return _CALLED.get(text.lower(), text)
 
 
 def get_span(batch: Batch, table: str) -> tuple[IntColumn, IntColumn]:
-    """Return starts and ends of events in ns.
+    """Return (starts, ends) of the events of a batch in ns.
+
+    Args:
+        table: Name of the table, for the message.
 
     Raises:
         Broken: If an event ends before it starts.
@@ -64,13 +73,18 @@ def get_span(batch: Batch, table: str) -> tuple[IntColumn, IntColumn]:
 def split_by_core(
     batch: Batch, names: IntColumn, known: Sized, table: str
 ) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """Yield (core, number of a name, its rows) for all pairs in a batch; a missing core is core 0.
+    """Yield (core, number of a name, indices of the rows) for every pair of core and name in a batch.
+
+    A row without a core belongs to core 0.
 
     Args:
-        known: The names of earlier batches, whose count is limited too.
+        batch: Columns of the table, with `pcore_idx`.
+        names: For each row, the number of a text in `Names`, such as an engine, or another integer.
+        known: What was collected from earlier batches; its length is limited too.
+        table: Name of the table, for messages.
 
     Raises:
-        Broken: If there are more cores than a chip can have, or more than MOST_TRACKS names.
+        Broken: If there are more cores than a chip can have, or more than MOST_TRACKS pairs.
     """
     cores = np.maximum(batch["pcore_idx"], 0)
     if len(cores) and cores.max() >= _MOST_CORES:
@@ -86,7 +100,10 @@ def split_by_core(
 
 
 def sum_instructions(tables: Tables) -> Instructions:
-    """Sum the table Instruction by engine and by line."""
+    """Return the sums over the table Instruction by engine and by line.
+
+    Empty if the profile lacks the table.
+    """
     totals, names = Instructions(), Names()
     frames = _read_frames(tables)
     is_wait_by_opcode: list[bool] = []  # indexed by the number of an opcode
@@ -120,7 +137,14 @@ def sum_instructions(tables: Tables) -> Instructions:
 
 
 def list_engines(tables: Tables, totals: Instructions) -> tuple[ActiveEngine, ...]:
-    """Return active times by core and engine: from ActiveTime if present, else the time that instructions cover."""
+    """Return the active times by core and engine, in order of core.
+
+    They are from the table ActiveTime where it has the engine, else the time that the engine's instructions
+    cover.
+
+    Args:
+        totals: Sums over the table Instruction.
+    """
     active = {key: covered.ns for key, covered in totals.active.items()}
     active_times: dict[tuple[int, str], Covered] = {}
     names = Names()
@@ -139,7 +163,11 @@ def list_engines(tables: Tables, totals: Instructions) -> tuple[ActiveEngine, ..
 
 
 def list_lines(totals: Instructions) -> tuple[MeasuredLine, ...]:
-    """Return the time by line, in descending order."""
+    """Return the time by kernel line, in descending order of ns.
+
+    Args:
+        totals: Sums over the table Instruction.
+    """
     lines = [
         MeasuredLine(*line_key, int(count), held_ns) for line_key, (count, held_ns) in totals.lines.items()
     ]
@@ -147,13 +175,19 @@ def list_lines(totals: Instructions) -> tuple[MeasuredLine, ...]:
 
 
 def parse_location(location: str) -> tuple[str, int] | None:
-    """Return (file, line) of a location such as `/home/ubuntu/kernel.py:76`, or of the first in a list; else None."""
+    """Return (file, line) of a location such as `/home/ubuntu/kernel.py:76`, or of the first in a list.
+
+    Returns None if the text has no file and line.
+    """
     match = _PLACE.match(location)
     return (match["file"].strip(), int(match["line"])) if match else None
 
 
 def _add_column(total: int | None, column: IntColumn) -> int | None:
-    """Add the non-null entries of a column to a total; return the total unchanged if all are null."""
+    """Return a total plus the entries of a column that are not negative; negative entries stand for null.
+
+    The total is returned unchanged if all are null, also if it is None.
+    """
     present = column[column >= 0]
     return (total or 0) + int(present.sum(dtype=np.float64)) if len(present) else total
 
@@ -165,7 +199,14 @@ def _add_lines(
     working: NDArray[np.bool_],
     frames: dict[str, tuple[str, int, str]],
 ) -> None:
-    """Add instruction counts and occupied times of a batch to the lines in `totals`."""
+    """Add instruction counts and occupied times of a batch to `totals.lines`.
+
+    Instructions without a location in the batch and without a frame are left out.
+
+    Args:
+        working: For each row, whether the instruction is no semaphore wait.
+        frames: (file, line, innermost function) by the name of a kernel instruction.
+    """
     held_ns = (batch["end_ts"] - batch["start_ts"]).astype(np.float64)
     begins, stops = batch["dma_trigger_start_ts"], batch["dma_trigger_end_ts"]
     held_ns += np.where((begins >= 0) & (stops > begins), stops - begins, 0)
@@ -194,7 +235,10 @@ def _add_lines(
 
 
 def _read_frames(tables: Tables) -> dict[str, tuple[str, int, str]]:
-    """Return (file, line, innermost function) by the name of a kernel instruction."""
+    """Return (file, line, innermost function) by the name of a kernel instruction.
+
+    Empty without the tables; if they have too many rows, a note says so.
+    """
     if tables.count_rows("KernelInstructions") > _MOST_FRAMES:
         tables.notes.append(f"KernelInstructions is left out: it has more than {_MOST_FRAMES:,} rows")
         return {}

@@ -12,11 +12,11 @@ _LONGEST_REASON = 200
 
 
 class Broken(ValueError):
-    """Defect of a profile's file, as a part of a sentence."""
+    """Defect of a profile's file; the message is the end of the sentence that `refuse_broken_profile` makes."""
 
 
 def make_pyarrow_error() -> InvalidArgument:
-    """Return the error for reading Parquet without pyarrow."""
+    """Return, without raising it, the error for reading Parquet without pyarrow."""
     return InvalidArgument(
         "NKW-PROFILE-EXTRA",
         "profiles in Parquet need pyarrow, which is not installed; pip install 'nki-workbench[profiles]'",
@@ -25,7 +25,11 @@ def make_pyarrow_error() -> InvalidArgument:
 
 @contextmanager
 def refuse_broken_profile(path: Named) -> Iterator[None]:
-    """Raise InvalidArgument for every error inside the context, with the path of the profile."""
+    """Turn errors of reading inside the context into InvalidArgument (NKW-PROFILE-FILE) that names the profile.
+
+    These are Broken, OSError, MemoryError, RecursionError, ValueError, TypeError, LookupError and
+    ArithmeticError. InvalidArgument passes through unchanged.
+    """
     try:
         yield
     except InvalidArgument:

@@ -1,6 +1,7 @@
-"""Unions of intervals that are added in any order, such as the active times of an engine, and peaks of overlaps.
+"""Unions of time intervals that are added in any order, such as the active times of an engine, and peaks of overlaps.
 
-The largest sum of overlapping sizes is the most bytes of SBUF that are allocated at once.
+An interval is given by its start and end, two integers; intervals are passed as two arrays of equal length.
+The readers of the profile's tables add a batch of rows at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ _MERGED_AT = 1 << 18  # number of stored intervals at which they are merged
 
 
 class Covered:
-    """Union of intervals, stored as disjoint intervals of 16 bytes each."""
+    """Union of intervals that are added in any order; `ns` is its length.
+
+    It is stored as disjoint intervals of 16 bytes each, so that memory grows with the gaps and not with the
+    rows.
+    """
 
     def __init__(self) -> None:
         self._starts: list[IntColumn] = []
@@ -23,7 +28,7 @@ class Covered:
         self._count, self._merge_at = 0, _MERGED_AT
 
     def add(self, starts: IntColumn, ends: IntColumn) -> None:
-        """Add intervals, given their starts and ends in ns."""
+        """Add intervals to the union, given arrays of their starts and ends in ns; they may overlap."""
         starts, ends = _merge_intervals(starts, ends)
         self._starts.append(starts)
         self._ends.append(ends)
@@ -34,12 +39,12 @@ class Covered:
 
     @property
     def ns(self) -> float:
-        """Length of the union in ns."""
+        """Length of the union in ns: time that several intervals cover counts once."""
         self._merge()
         return float(sum(int((ends - starts).sum()) for starts, ends in zip(self._starts, self._ends)))
 
     def _merge(self) -> None:
-        """Replace the stored intervals by disjoint ones."""
+        """Replace the stored intervals by disjoint ones with the same union, in order of start."""
         if len(self._starts) > 1:
             starts, ends = _merge_intervals(np.concatenate(self._starts), np.concatenate(self._ends))
             self._starts, self._ends, self._count = [starts], [ends], len(starts)
@@ -47,13 +52,16 @@ class Covered:
 
 @dataclass
 class Extent:
-    """First start and last end of events in ns; None without events."""
+    """First start and last end of all events that were added, in ns; both None before the first event."""
 
     first_ns: int | None = None
     last_ns: int | None = None
 
     def add(self, starts: IntColumn, ends: IntColumn) -> None:
-        """Extend the extent by events, given their starts and ends in ns."""
+        """Extend the extent by events, given arrays of their starts and ends in ns.
+
+        Empty arrays change nothing.
+        """
         if len(starts):
             first, last = int(starts.min()), int(ends.max())
             self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
@@ -61,9 +69,16 @@ class Extent:
 
 
 def find_peak_overlap(starts: IntColumn, ends: IntColumn, sizes: IntColumn) -> int:
-    """Return the largest sum of the sizes of overlapping intervals.
+    """Return the largest sum of sizes at any time, where each interval has its size from its start to its end.
 
-    An interval that ends at some time does not overlap an interval that starts then.
+    With allocations as intervals and their bytes as sizes, that is the most bytes allocated at one time. An
+    interval that ends at some time does not overlap an interval that starts then. Returns 0 without
+    intervals.
+
+    Args:
+        starts: Starts of the intervals.
+        ends: Ends of the intervals.
+        sizes: Size of each interval.
     """
     if not len(starts):
         return 0
@@ -74,7 +89,10 @@ def find_peak_overlap(starts: IntColumn, ends: IntColumn, sizes: IntColumn) -> i
 
 
 def _merge_intervals(starts: IntColumn, ends: IntColumn) -> tuple[IntColumn, IntColumn]:
-    """Return the disjoint intervals with the same union, in order of start."""
+    """Return (starts, ends) of the disjoint intervals with the same union, in order of start.
+
+    Intervals that touch are merged.
+    """
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")

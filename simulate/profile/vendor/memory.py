@@ -22,7 +22,7 @@ _SIZES = ("size", "load_to_sbuf_total_size_bytes")
 
 
 def list_tensors(tables: Tables, moved_bytes: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Return the tensors of TensorInfo and of DMAs, in descending order of moved bytes.
+    """Return the tensors of TensorInfo and those that only DMAs name, in descending order of moved bytes.
 
     Args:
         moved_bytes: Bytes that DMAs move of each variable.
@@ -69,7 +69,7 @@ def list_tensors(tables: Tables, moved_bytes: Mapping[str, int]) -> tuple[Tensor
 
 
 def count_necessary_bytes(tensors: tuple[Tensor, ...]) -> int | None:
-    """Return the bytes of inputs, outputs and weights, each counted once; None if no tensor states its use."""
+    """Return the bytes of inputs, outputs and weights, each counted once; None if no such tensor has a size."""
     sizes = [
         tensor.bytes for tensor in tensors if tensor.bytes is not None and tensor.use.upper() in _NECESSARY
     ]
@@ -77,14 +77,20 @@ def count_necessary_bytes(tensors: tuple[Tensor, ...]) -> int | None:
 
 
 def read_occupancy(tables: Tables) -> OnChip:
-    """Return the peak occupancy of an SBUF partition, and the highest samples of fullness."""
+    """Return the peak occupancy of an SBUF partition, and the highest samples of fullness of SBUF and PSUM."""
     return OnChip(
         _peak_occupancy(tables), _peak_fullness(tables, "SbufUsage"), _peak_fullness(tables, "PsumUsage")
     )
 
 
 def _peak_occupancy(tables: Tables) -> int | None:
-    """Return the most occupied bytes of an SBUF partition; None without the table or with too many rows."""
+    """Return the most bytes of an SBUF partition that are allocated at one time, over all partitions and cores.
+
+    Returns None without the table, or with too many rows, which a note says.
+
+    Raises:
+        Broken: If a region or a partition is out of range.
+    """
     if "SbufAllocation" not in tables:
         return None
     if tables.count_rows("SbufAllocation") > _MOST_ALLOCATIONS:
@@ -106,7 +112,13 @@ def _peak_occupancy(tables: Tables) -> int | None:
 
 
 def _peak_fullness(tables: Tables, table: str) -> float | None:
-    """Return the highest fullness in a table of samples, as a share; None without samples."""
+    """Return the highest fullness in a table of samples, between 0 and 1; None without samples.
+
+    Samples count as percentages if any exceeds 1, else as shares.
+
+    Raises:
+        Broken: If a sample is outside 0 to 100 %.
+    """
     highest = None
     for batch in tables.read_batches(table, {"avg_util_percent": ColumnType.number}):
         samples = batch["avg_util_percent"]

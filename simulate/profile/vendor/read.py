@@ -1,4 +1,7 @@
-"""Device profiles from a file or a folder: `read_profile`."""
+"""Device profiles from a file or a folder: `read_profile`.
+
+A profile is a folder of Parquet tables, or a JSON file with the fields of the table Summary alone.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +50,13 @@ def read_profile(path: Named) -> DeviceProfile:
 
 
 def open_tables(path: Path) -> Tables | None:
-    """Open the tables of the folder that a path names or that contains the named table.
+    """Return the tables of the folder that a path names, or of the folder around a Parquet file.
 
-    Returns:
-        None for files of other formats.
+    None for other files.
 
     Raises:
         Broken: If the folder has no table.
+        OSError: If the path cannot be read.
     """
     if not path.is_dir() and not _is_parquet(path):
         return None
@@ -64,7 +67,10 @@ def open_tables(path: Path) -> Tables | None:
 
 
 def is_device_profile(path: Named) -> bool:
-    """Return whether the name or the first bytes of a path identify a profile for `read_profile`."""
+    """Return whether a path seems to be a profile for `read_profile`: a folder, Parquet, or JSON with a summary.
+
+    False if the path cannot be read.
+    """
     file_path = Path(path)
     try:
         if file_path.is_dir() or _is_parquet(file_path):
@@ -79,13 +85,17 @@ def is_device_profile(path: Named) -> bool:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Return whether a file's name or first bytes identify it as Parquet."""
+    """Return whether a file's name or first bytes identify it as Parquet. Raises OSError if it cannot be read."""
     with opened(path) as file:
         return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".parquet"
 
 
 def _find_folder(path: Path) -> Path:
-    """Return the folder with the tables: the path, or the only profile below it in the layout of `--data-path`."""
+    """Return the folder with the tables: the path, or the only profile below it in the layout of `--data-path`.
+
+    Raises:
+        Broken: If there are no or several profiles below it.
+    """
     below = path / "profiles" / "global"
     if below.is_dir() and not any(path.glob("*.parquet")):
         folders = sorted(folder for folder in below.iterdir() if folder.is_dir())
@@ -96,7 +106,11 @@ def _find_folder(path: Path) -> Path:
 
 
 def _read_tables(path: Named, tables: Tables) -> DeviceProfile:
-    """Return the profile of Parquet tables."""
+    """Return the profile that the tables hold.
+
+    Args:
+        path: The path that the user gave.
+    """
     fields, origin, instructions = read_summary(tables), read_metadata(tables), sum_instructions(tables)
     packets = sum_packets(tables)
     tensors = list_tensors(tables, packets.by_variable)
@@ -122,7 +136,7 @@ def _read_tables(path: Named, tables: Tables) -> DeviceProfile:
 
 
 def _read_summary_file(path: Named) -> DeviceProfile:
-    """Return the profile of a summary in JSON."""
+    """Return the profile of a summary in JSON: it has neither lines nor tensors."""
     fields, origin, notes = read_summary_document(path)
     if "total_time" not in fields:
         raise Broken("it has no total_time; write it with --output-format summary-json")
@@ -143,9 +157,12 @@ def _read_summary_file(path: Named) -> DeviceProfile:
 def _complete_engines(
     engines: tuple[ActiveEngine, ...], fields: Mapping[str, float]
 ) -> tuple[ActiveEngine, ...]:
-    """Return the engines of the tables, or those of Summary if there is none.
+    """Return the engines of the tables, or those of Summary at core 0 if there is none.
 
     Summary adds up all physical cores of a logical core.
+
+    Args:
+        fields: Fields of Summary by name.
     """
     if engines:
         return engines
@@ -162,7 +179,9 @@ def _complete_engines(
 def _get_total_ns(
     fields: Mapping[str, float], instructions: Instructions, packets: Packets, tables: Tables
 ) -> float:
-    """Return Summary.total_time in ns, or the extent of all events.
+    """Return Summary.total_time in ns.
+
+    Without it, the time from the first to the last event, which a note says.
 
     Raises:
         Broken: If the profile has neither.
@@ -176,7 +195,10 @@ def _get_total_ns(
 
 
 def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packets: Packets) -> float | None:
-    """Return Summary.total_exec_time in ns, or the extent of all events; None without events."""
+    """Return Summary.total_exec_time in ns; without it, the time from the first to the last event.
+
+    None without events.
+    """
     if "total_exec_time" in fields:
         return _get_ns(fields, "total_exec_time")
     extents = (instructions.extent, packets.extent)
@@ -186,7 +208,7 @@ def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packet
 
 
 def _schema_notes(origin: Origin) -> list[str]:
-    """Return notes about a simulated profile and about an unknown schema."""
+    """Return sentences about a profile that was simulated, and about a schema that this reader does not know."""
     major = origin.schema.split(".")[0]
     notes = ["the compiler simulated this profile; no device measured it"] if origin.simulated else []
     if origin.schema and not (major.isdecimal() and int(major[:9]) in _KNOWN_MAJORS):
@@ -196,10 +218,10 @@ def _schema_notes(origin: Origin) -> list[str]:
 
 
 def _get_ns(fields: Mapping[str, float], name: str) -> float | None:
-    """Return a field in seconds as ns, or None if it is absent."""
+    """Return the field `name` of Summary, which is in seconds, in ns; None if it is absent."""
     return fields[name] * 1e9 if name in fields else None
 
 
 def _get_count(fields: Mapping[str, float], name: str, default: int | None = None) -> int | None:
-    """Return a field as an integer, or the default if it is absent."""
+    """Return the field `name` of Summary as an integer, or the default if it is absent."""
     return int(fields[name]) if name in fields else default

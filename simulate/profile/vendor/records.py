@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ActiveEngine:
-    """Activity of an engine of a physical core.
+    """Activity of an engine of a physical core, in ns.
 
     `active_ns` excludes semaphore waits and counts overlapping instructions once. `instructions` excludes the
-    waits too. `wait_ns` adds up Instruction.evt_wait_time_ns.
+    waits too. `wait_ns` adds up Instruction.evt_wait_time_ns. None means that the profile lacks the figure.
     """
 
     core: int
@@ -27,10 +27,10 @@ class ActiveEngine:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLine:
-    """A kernel line: its instructions, and the time that these and the DMAs they trigger occupy engines and queues.
+    """A kernel line: number of its instructions, and ns that these and the DMAs they trigger occupy engines and queues.
 
     `file` is the path in the profile. `function` is the innermost frame around the instruction, if the NEFF
-    has kernel debug info.
+    has kernel debug info, else empty.
     """
 
     file: str
@@ -42,9 +42,10 @@ class MeasuredLine:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The DMA queues that an engine triggers, or a single queue whose name mentions no engine.
+    """The DMA queues of a core that an engine triggers, or a single queue whose name mentions no engine.
 
-    `transfers` counts rows of DmaPacketAggregated; `active_ns` is the time that they cover.
+    `transfers` counts rows of DmaPacketAggregated, `bytes` adds up their sizes, and `active_ns` is the time
+    that they cover.
     """
 
     core: int
@@ -56,7 +57,10 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Dma:
-    """All DMA of a profile. `bytes` excludes instruction fetches; see the vendor's performance-bounds.md."""
+    """All DMA of a profile. `bytes` excludes instruction fetches; see the vendor's performance-bounds.md.
+
+    `active_ns` is the time in which any DMA moves bytes. None means that the profile lacks the figure.
+    """
 
     active_ns: float | None = None
     bytes: int | None = None
@@ -69,7 +73,11 @@ class Dma:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor: its use (IN, OUT, WEIGHT, or empty), its size, and the bytes that DMAs move of it."""
+    """A tensor: its use (IN, OUT, WEIGHT, or empty), its size, and the bytes that DMAs move of it.
+
+    `loaded_bytes` are those loaded to SBUF, `loads` how many times the tensor is loaded on average. None
+    means that the profile lacks the figure.
+    """
 
     name: str
     use: str
@@ -96,8 +104,9 @@ class OnChip:
 class Synchronization:
     """Waits and throttling: semaphore updates, core barriers, pending DMAs, throttled time.
 
+    `barrier_ns` adds up the barriers. `pending_dmas_most` is the largest number of DMAs pending at one time.
     `throttled_to` is the lowest utilisation that a throttle allowed (k / n), a share. `dependences` counts
-    the rows of Flow by type.
+    the rows of Flow by type. None means that the profile lacks the figure.
     """
 
     semaphore_updates: int | None = None

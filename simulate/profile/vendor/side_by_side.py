@@ -23,7 +23,10 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A quantity, predicted and measured, in the unit of its group; None if that side lacks it."""
+    """A quantity, predicted and measured, in the unit of its group; None if that side lacks it.
+
+    `text` is shown below the pair's row, such as the source of a line.
+    """
 
     name: str
     predicted: float | None
@@ -32,7 +35,10 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted: above 1, the device needs more than predicted. None without a prediction above 0."""
+        """Measured over predicted: above 1, the device needs more than predicted.
+
+        None if a side lacks the figure or the prediction is 0.
+        """
         if self.predicted is None or self.measured is None or not self.predicted:
             return None
         return self.measured / self.predicted
@@ -40,10 +46,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Prediction of a launch, and a device profile of it.
+    """Prediction of a launch, and a device profile of it; the properties pair the figures of both.
 
-    `sbuf_live_bytes` is the predicted peak of live bytes per partition, or None if unknown. A profile shows a
-    single rank. If the launch has several, only times, engines and queues are paired.
+    `sbuf_live_bytes` is the predicted peak of bytes in use per SBUF partition, or None if unknown. A profile
+    shows a single rank. If the launch has several, only times, engines and queues are paired.
     """
 
     predicted: Profile
@@ -52,18 +58,21 @@ class SideBySide:
 
     @property
     def total(self) -> Pair:
-        """Time between start and stop on the device, in ns."""
+        """Time between start and stop of the launch on the device, in ns.
+
+        The prediction includes the overhead.
+        """
         predicted = self.predicted.length_ns + self.predicted.timeline.overhead_ns
         return Pair("total_time", predicted, self.measured.total_ns)
 
     @property
     def times(self) -> tuple[Pair, ...]:
-        """Total and execution time, in ns."""
+        """Time between start and stop, and time from the first to the last event that is no setup, in ns."""
         return self.total, Pair("total_exec_time", self.predicted.length_ns, self.measured.work_ns)
 
     @cached_property
     def engines(self) -> tuple[Pair, ...]:
-        """Active times of engines and DMA queues by core, in ns."""
+        """Active times of engines and DMA queues in ns, named after the core if there are several."""
         profile = self.measured
         measured_ns = {self._label(engine.core) + engine.name: engine.active_ns for engine in profile.engines}
         queue_ns = {self._label(queue.core) + queue.name: queue.active_ns for queue in profile.dma.queues}
@@ -115,9 +124,10 @@ class SideBySide:
 
     @cached_property
     def lines(self) -> tuple[Pair, ...]:
-        """Time by line for which its instructions occupy engines and its DMAs queues, in ns.
+        """Time in ns for which a line's instructions occupy engines, and its DMAs queues, by line.
 
-        A line is identified by file name and number; if files share a name, by the parent folder too.
+        A line is identified by file name and number; if files share a name, by the parent folder too. Empty
+        for several ranks, or if the profile has no lines.
         """
         if self._several_ranks or not self.measured.lines:
             return ()
@@ -128,7 +138,10 @@ class SideBySide:
 
     @cached_property
     def tensors(self) -> tuple[Pair, ...]:
-        """Bytes that DMAs move of the tensors in HBM, by name; the profile's names are those of the NEFF."""
+        """Bytes that DMAs move of the tensors in HBM, by name; the profile's names are those of the NEFF.
+
+        Empty for several ranks, or if the profile has no tensors.
+        """
         measured = {
             tensor.name: tensor.moved_bytes
             for tensor in self.measured.tensors
@@ -143,7 +156,7 @@ class SideBySide:
 
     @cached_property
     def bounds(self) -> tuple[Pair, ...]:
-        """The vendor's bounds in ns, for one core; measured only if the profile has all inputs of a bound."""
+        """The vendor's bounds in ns, for one core; a measured bound is None if the profile lacks an input."""
         measured = self._measured_bounds()
         return tuple(
             Pair(bound.name, bound.time_ns, measured.get(bound.name), bound.formula)
@@ -152,7 +165,7 @@ class SideBySide:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes that explain missing or shifted pairs."""
+        """Sentences that explain missing or shifted pairs."""
         notes = [*self.measured.notes, *self._other_chip]
         if self._several_ranks:
             notes.append(
@@ -172,14 +185,17 @@ class SideBySide:
 
     @property
     def _other_chip(self) -> list[str]:
-        """Note about a measurement on another chip than the predicted; else empty."""
+        """Sentence about a measurement on another chip than the predicted one, in a list.
+
+        Empty if the chip is the same.
+        """
         instance, chip = self.measured.origin.instance, self.predicted.hardware.name
         if not instance or instance.startswith(chip):
             return []
         return [f"measured on {instance}, predicted for {chip}"]
 
     def slower_by_more_than(self, share: Fraction) -> bool:
-        """Return whether the prediction is longer than the measurement plus this share of it."""
+        """Return whether the predicted total time exceeds `1 + share` times the measured one."""
         predicted = self.total.predicted or 0.0
         return Fraction(predicted) > Fraction(self.measured.total_ns) * (1 + share)
 
@@ -190,13 +206,16 @@ class SideBySide:
 
     @property
     def _useful_flops(self) -> float | None:
-        """Measured FLOP without transposes, which the roofline does not count either."""
+        """Measured FLOP without transposes, which the roofline does not count either; None if unknown."""
         if self.measured.hw_flops is None:
             return None
         return max(self.measured.hw_flops - (self.measured.transpose_flops or 0), 0)
 
     def _label(self, core: int) -> str:
-        """Return the prefix of a physical core in names; empty if neither side has several cores."""
+        """Return the prefix of names of a physical core, such as "core 1 ".
+
+        Empty if neither side has several cores.
+        """
         has_several = len(self._cores) > 1 or any(engine.core for engine in self.measured.engines)
         return f"core {core} " if has_several else ""
 
@@ -218,7 +237,10 @@ class SideBySide:
         return busy_ns
 
     def _measured_bounds(self) -> dict[str, float]:
-        """Return the bounds in ns whose inputs the profile has; none for several cores."""
+        """Return the vendor's bounds of the measurement in ns, by name; a bound without all inputs is left out.
+
+        Empty if the profile has several cores.
+        """
         profile, hardware = self.measured, self.predicted.hardware
         if any(engine.core for engine in profile.engines):
             return {}
@@ -252,7 +274,11 @@ class SideBySide:
 def side_by_side(
     predicted: Profile, measured: DeviceProfile, sbuf_live_bytes: int | None = None
 ) -> SideBySide:
-    """Pair a prediction with a profile of the same kernel and shapes."""
+    """Return a prediction with a device profile of the same kernel and shapes, whose figures it pairs.
+
+    Args:
+        sbuf_live_bytes: Predicted peak of bytes in use per SBUF partition, or None if unknown.
+    """
     return SideBySide(predicted, measured, sbuf_live_bytes)
 
 
@@ -261,11 +287,13 @@ def pair_lines(
     profile: DeviceProfile,
     texts: Iterable[tuple[Place, str]] = (),
 ) -> tuple[Pair, ...]:
-    """Pair times by line in ns.
+    """Pair predicted and measured times by line, in ns, in descending order of the larger one.
 
     A line is identified by file name and number; if files share a name, by the parent folder too.
 
     Args:
+        predicted: ((file, line), ns) of every line.
+        profile: Device profile, with its lines.
         texts: Source texts of lines, for the report.
     """
     measured_ns = [((line.file, line.line), line.held_ns) for line in profile.lines]
@@ -283,6 +311,7 @@ def pair_amounts(
     """Pair the amounts of both sides by name, without pairs that are zero or absent on both sides.
 
     Args:
+        texts: Text of each name, for the report.
         keep_order: Keep the order of names; by default, pairs are in descending order of the larger amount.
     """
     pairs = [
@@ -296,7 +325,11 @@ def pair_amounts(
 
 
 def _sum_by_line(amounts: Iterable[tuple[Place, float]], shared: set[str]) -> dict[str, float]:
-    """Sum amounts by the short name of their line."""
+    """Sum amounts by the short name of their line, such as `kernel.py:12`.
+
+    Args:
+        shared: File names that need the parent folder to be unique.
+    """
     sums: dict[str, float] = {}
     for line_key, amount in amounts:
         name = _shorten_line(line_key, shared)
@@ -305,14 +338,17 @@ def _sum_by_line(amounts: Iterable[tuple[Place, float]], shared: set[str]) -> di
 
 
 def _shorten_line(line_key: Place, shared: set[str]) -> str:
-    """Return the short name of a line; with the parent folder if the file's name is in `shared`."""
+    """Return the short name of a line, such as `kernel.py:12`.
+
+    With the parent folder if the file's name is in `shared`.
+    """
     path = PurePath(line_key[0])
     path_parts = path.parts[-2:] if path.name in shared else (path.name,)
     return f"{'/'.join(path_parts)}:{line_key[1]}"
 
 
 def _find_shared_names(amounts: Iterable[tuple[Place, float]]) -> set[str]:
-    """Return the file names that several files of a side have."""
+    """Return the names, without folders, that several different files among the lines have."""
     counts = Counter(PurePath(file).name for file in {line_key[0] for line_key, _ in amounts})
     return {name for name, count in counts.items() if count > 1}
 

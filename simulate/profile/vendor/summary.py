@@ -49,7 +49,13 @@ Fields = Mapping[str, float]
 
 
 def read_summary(tables: Tables) -> dict[str, float]:
-    """Return the fields of Summary that a profile has, by name."""
+    """Return the fields of the first row of Summary by name, without nulls; empty without the table.
+
+    A note says if there are several rows.
+
+    Raises:
+        Broken: If a field is negative or too large.
+    """
     columns = (
         tables.read_rows("Summary", {}, dict.fromkeys(_NUMBERS, ColumnType.number))
         if "Summary" in tables
@@ -62,7 +68,10 @@ def read_summary(tables: Tables) -> dict[str, float]:
 
 
 def read_metadata(tables: Tables) -> Origin:
-    """Return the fields of Metadata."""
+    """Return the circumstances of the measurement from the first row of Metadata.
+
+    Empty fields without the table.
+    """
     names = Names()
     words = {name: ColumnType.text for field_names in _WORDS.values() for name in field_names}
     optional = {**words, **dict.fromkeys(_RATES, ColumnType.number), "is_simulation": ColumnType.truth}
@@ -74,7 +83,7 @@ def read_metadata(tables: Tables) -> Origin:
 
 
 def read_warnings(tables: Tables) -> tuple[str, ...]:
-    """Return the distinct warnings of the profiler."""
+    """Return the first 100 distinct warnings of the profiler."""
     names = Names()
     for _ in tables.read_batches("Warning", {"message": ColumnType.text}, names=names):
         pass
@@ -82,13 +91,14 @@ def read_warnings(tables: Tables) -> tuple[str, ...]:
 
 
 def read_summary_document(path: Named) -> tuple[dict[str, float], Origin, list[str]]:
-    """Read a summary in JSON.
+    """Read a summary in a JSON file.
 
     Returns:
-        Its fields, its origin, and notes on what was omitted.
+        The fields of Summary by name, the circumstances of the measurement, and notes on what was omitted.
 
     Raises:
-        Broken: If the JSON contains no summary, or several.
+        Broken: If the file is no JSON, contains no summary or several, or if a field is no number or out of
+            range.
     """
     try:
         document = json.loads(read_text(path), parse_constant=_refuse_constant)
@@ -121,7 +131,7 @@ def read_summary_document(path: Named) -> tuple[dict[str, float], Origin, list[s
 
 
 def is_summary(text: str) -> bool:
-    """Return whether text is JSON that contains the summary of a profile."""
+    """Return whether a text is JSON that contains the summary of a profile; False for any other text."""
     try:
         return bool(_find_summaries(json.loads(text)))
     except (ValueError, RecursionError):
@@ -129,7 +139,10 @@ def is_summary(text: str) -> bool:
 
 
 def _find_summaries(document: object) -> list[Mapping[str, object]]:
-    """Return the objects with `total_time`: the document, its members, or members of its list `summary`."""
+    """Return the objects with `total_time`: the document, its members, or members of its list `summary`.
+
+    Of a document that is a list, these are its elements with `total_time`.
+    """
     if isinstance(document, dict):
         lists = [document[name] for name in ("summary", "Summary") if isinstance(document.get(name), list)]
         candidates = [document] if "total_time" in document else [*document.values(), *chain(*lists)]
@@ -141,7 +154,12 @@ def _find_summaries(document: object) -> list[Mapping[str, object]]:
 
 
 def _make_origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> Origin:
-    """Return the origin of a profile from its fields."""
+    """Return the circumstances of the measurement, with peaks in bytes and FLOP per ns.
+
+    Args:
+        numbers: Fields of Metadata that are numbers, by name.
+        texts: Fields of Metadata that are texts, by name.
+    """
     rows, columns, clock = (
         numbers.get(f"tensor_engine_{name}", 0.0) for name in ("num_rows", "num_cols", "clock_freq")
     )
@@ -171,7 +189,7 @@ def _drop_nulls(fields: Fields) -> dict[str, float]:
 
 
 def _expect_number(name: str, number: object) -> float:
-    """Return a JSON number. Raises Broken for other types and for numbers out of range."""
+    """Return a JSON number as a float. Raises Broken for other types and for numbers out of range."""
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise Broken(f"{name} is no number")
     if not abs(number) < _LARGEST:
@@ -180,5 +198,5 @@ def _expect_number(name: str, number: object) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """Refuse NaN and Infinity in JSON."""
+    """Raise Broken for NaN or Infinity in JSON; the hook `parse_constant` of `json.loads`."""
     raise Broken(f"{name} is no number")

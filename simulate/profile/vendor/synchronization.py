@@ -12,7 +12,7 @@ from simulate.profile.vendor.tables import ColumnType, Names, Tables
 
 
 def sum_synchronization(tables: Tables) -> Synchronization:
-    """Sum the five tables."""
+    """Return the sums over the five tables; a figure is None if the profile lacks the table."""
     updates = tables.count_rows("SemaphoreUpdate") if "SemaphoreUpdate" in tables else None
     barriers, barrier_ns = _sum_barriers(tables)
     throttled_ns, throttled_to = _sum_throttle(tables)
@@ -28,7 +28,7 @@ def sum_synchronization(tables: Tables) -> Synchronization:
 
 
 def _sum_barriers(tables: Tables) -> tuple[int | None, float | None]:
-    """Return the number of core barriers and their total time in ns; None without the table."""
+    """Return (number of core barriers, their total time in ns); (None, None) without the table."""
     count, total = None, None
     for batch in tables.read_batches("CoreBarriers", SPAN):
         starts, ends = get_span(batch, "CoreBarriers")
@@ -38,7 +38,7 @@ def _sum_barriers(tables: Tables) -> tuple[int | None, float | None]:
 
 
 def _peak_pending(tables: Tables) -> int | None:
-    """Return the largest number of pending DMAs, or None without the table."""
+    """Return the largest number of DMAs pending at one time, or None without the table."""
     peak = None
     for batch in tables.read_batches("PendingDma", {"value": ColumnType.integer}):
         peak = max(int(batch["value"].max(initial=0)), peak or 0)
@@ -46,7 +46,13 @@ def _peak_pending(tables: Tables) -> int | None:
 
 
 def _sum_throttle(tables: Tables) -> tuple[float | None, float | None]:
-    """Return the throttled time in ns, and the lowest allowed utilisation; None without the table."""
+    """Return (throttled time in ns, lowest utilisation that was allowed, between 0 and 1).
+
+    (None, None) without the table.
+
+    Raises:
+        Broken: If a limit is outside 0 to 1.
+    """
     covered, lowest = Covered(), None
     needed = {
         "timestamp": ColumnType.time,
@@ -66,7 +72,7 @@ def _sum_throttle(tables: Tables) -> tuple[float | None, float | None]:
 
 
 def _count_dependences(tables: Tables) -> dict[str, int]:
-    """Return the number of rows of Flow by type."""
+    """Return the number of rows of the table Flow by type of dependence; empty without the table."""
     names = Names()
     counts_by_type: dict[str, int] = {}
     for batch in tables.read_batches("Flow", {}, {"dependency_type": ColumnType.text}, names):

@@ -37,7 +37,7 @@ Batch = dict[str, NDArray[Any]]
 
 
 class ColumnType(Enum):
-    """Type of a column's entries; the type of a column that is read is checked against it."""
+    """Type as which a column is read: it decides the numpy dtype, and what replaces null."""
 
     time = "a time"
     """Integer ns from 0, without null."""
@@ -53,13 +53,16 @@ class ColumnType(Enum):
 
 @dataclass
 class Names:
-    """Texts of columns, numbered in order of first appearance."""
+    """Texts of columns, numbered in order of first appearance; `texts` has the text of each number."""
 
     texts: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, text: object) -> int:
-        """Return the number of a text, -1 for an empty text. Texts are cut to a maximal length.
+        """Return the number of a text, a new one for a new text.
+
+        -1 for an empty text and for values that are no text. Texts are cut to 2,000 characters before they
+        are compared.
 
         Raises:
             Broken: If there are more than MOST_TEXTS texts.
@@ -75,12 +78,15 @@ class Names:
         return self._numbers[short]
 
     def get_text(self, number: int) -> str:
-        """Return the text of a number; empty for -1."""
+        """Return the text with a number; an empty string for -1."""
         return self.texts[number] if number >= 0 else ""
 
 
 class Tables:
-    """Tables of a profile. `notes` lists what was omitted, and why."""
+    """Parquet tables in the folder of a profile, by name. `notes` lists in sentences what was omitted, and why.
+
+    `in` tells whether there is a table, `len` how many there are.
+    """
 
     def __init__(self, folder: Path) -> None:
         paths_by_table: dict[str, list[tuple[int, Path]]] = {}
@@ -101,7 +107,11 @@ class Tables:
         return len(self._files)
 
     def count_rows(self, table: str) -> int:
-        """Return the number of rows of a table, 0 if it is absent."""
+        """Return the number of rows of a table in all of its files, 0 if it is absent.
+
+        Raises:
+            Broken: If a file cannot be read or has more than MOST_ROWS rows.
+        """
         num_rows = 0
         for path in self._files.get(table, ()):
             with self._open_parquet(path, []) as parquet:
@@ -117,10 +127,14 @@ class Tables:
     ) -> Iterator[Batch]:
         """Yield the columns of a table, a batch of rows at a time.
 
+        Args:
+            needed: Types of columns without which a file of the table is left out, which a note says.
+            optional: Types of further columns.
+            names: Numbers the texts of text columns; needed to get the texts back.
+
         Yields:
             Arrays by column name. An optional column that is absent is filled with the replacement for null.
-                Nothing is yielded if the table is absent. If it lacks a needed column, that is noted: schemas
-                change from release to release.
+                Nothing is yielded if the table is absent.
 
         Raises:
             Broken: If a column has another type, or if the table has more than MOST_ROWS rows.
@@ -140,7 +154,10 @@ class Tables:
         optional: Mapping[str, ColumnType] | None = None,
         names: Names | None = None,
     ) -> Batch:
-        """Return the columns of a whole table; empty arrays if `batches` yields nothing."""
+        """Return the columns of a whole table, as `read_batches` yields them.
+
+        Empty arrays if it yields nothing.
+        """
         column_types = {**needed, **(optional or {})}
         batches = list(self.read_batches(table, needed, optional, names))
         return {
@@ -158,7 +175,10 @@ class Tables:
         optional: Mapping[str, ColumnType],
         names: Names,
     ) -> Iterator[Batch]:
-        """Yield the columns of a file of a table, a batch of rows at a time."""
+        """Yield the columns of a file of a table, a batch of rows at a time; see `read_batches`.
+
+        If the file lacks a needed column, a note says so, and nothing is yielded.
+        """
         texts = [
             name for name, column_type in {**needed, **optional}.items() if column_type is ColumnType.text
         ]
@@ -224,7 +244,11 @@ class Tables:
 
 
 def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
-    """Refuse a column that would unpack to more than MOST_COLUMN_BYTES in a row group."""
+    """Raise Broken if one of the columns would unpack to more than MOST_COLUMN_BYTES in a row group.
+
+    Args:
+        metadata: Metadata of a Parquet file.
+    """
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group)
         for column in map(rows.column, range(rows.num_columns)):
@@ -236,14 +260,14 @@ def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
 
 
 def _entry_type(arrow_type: Any) -> Any:
-    """Return the Arrow type of a column's entries, inside a dictionary type too."""
+    """Return the Arrow type of a column's entries: the type of a dictionary's values, else the type itself."""
     from pyarrow import types
 
     return arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
 
 
 def _is_readable(arrow_type: Any, column_type: ColumnType) -> bool:
-    """Return whether an Arrow type can be read as a kind of column."""
+    """Return whether a column of an Arrow type can be read as a column type; a column of nulls always can."""
     from pyarrow import types
 
     arrow_type = _entry_type(arrow_type)
@@ -257,7 +281,11 @@ def _is_readable(arrow_type: Any, column_type: ColumnType) -> bool:
 
 
 def _convert_column(column_name: str, column: Any, column_type: ColumnType, names: Names) -> NDArray[Any]:
-    """Convert an Arrow column to a numpy array of its kind, with null replaced as `Kind` says.
+    """Convert an Arrow column to a numpy array, with null replaced as `ColumnType` says.
+
+    Args:
+        column_name: TABLE.COLUMN, for messages.
+        names: Numbers the texts of a text column.
 
     Raises:
         Broken: If a time is null, negative or too late, or if a size is out of range.
@@ -295,14 +323,18 @@ def _convert_column(column_name: str, column: Any, column_type: ColumnType, name
 def _round_column(
     column_name: str, numbers: NDArray[np.float64], column_type: ColumnType
 ) -> NDArray[np.int64]:
-    """Round floating-point times or sizes to integers; NaN of a size becomes -1."""
+    """Return floating-point times or sizes rounded to integers; NaN of a size becomes -1.
+
+    Raises:
+        Broken: If a time is NaN, or an entry is out of range.
+    """
     if column_type is ColumnType.integer:
         numbers = np.where(np.isnan(numbers), -1.0, numbers)
     return np.rint(_expect_in_range(column_name, numbers, column_type)).astype(np.int64)
 
 
 def _expect_in_range(column_name: str, numbers: NDArray[Any], column_type: ColumnType) -> NDArray[Any]:
-    """Return a column of times or sizes unchanged. Raises Broken if an entry is out of range."""
+    """Return a column of times or sizes unchanged. Raises Broken if an entry is NaN or out of range."""
     lowest, quantity = (0, "time") if column_type is ColumnType.time else (-_LATEST_NS, "size")
     if not np.all((lowest <= numbers) & (numbers < _LATEST_NS)):
         raise Broken(f"{column_name} has an entry that is no {quantity}")
@@ -310,7 +342,11 @@ def _expect_in_range(column_name: str, numbers: NDArray[Any], column_type: Colum
 
 
 def _null_column(column_type: ColumnType, rows: int) -> NDArray[Any]:
-    """Return a column of nulls as `Kind` replaces them."""
+    """Return a column of nulls, each replaced as `ColumnType` says: NaN, False or -1.
+
+    Args:
+        rows: Length of the column.
+    """
     if column_type is ColumnType.number:
         return np.full(rows, np.nan)
     return np.zeros(rows, bool) if column_type is ColumnType.truth else np.full(rows, -1, np.int64)

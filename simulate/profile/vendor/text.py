@@ -17,10 +17,13 @@ _LONGEST_WARNING = 200
 
 
 def make_report(comparison: SideBySide, rows: int = 8) -> list[Part]:
-    """Return the parts of the text; ratios are measured over predicted.
+    """Return the report of a prediction beside a measurement, as parts of a text.
+
+    Ratios are measured over predicted. The tables of DMA, counts, memory and bounds are left out if the
+    profile has no figure for them.
 
     Args:
-        rows: Most lines and tensors in their tables.
+        rows: Most lines and tensors in their tables; the others are summed in a row.
     """
     predicted, measured = comparison.predicted, comparison.measured
     out: list[Part] = [
@@ -63,7 +66,10 @@ def format_verdict(comparison: SideBySide) -> str:
 
 
 def make_contents(comparison: SideBySide) -> dict[str, Any]:
-    """Return the pairs for `time --json`: times in ns, sizes in bytes, null if a side lacks the figure."""
+    """Return a prediction beside a measurement as JSON types for `time --json`.
+
+    Times are in ns, sizes in bytes; null replaces missing figures.
+    """
     measured = comparison.measured
     origin, waiting = measured.origin, measured.synchronization
     return {
@@ -94,7 +100,11 @@ def make_contents(comparison: SideBySide) -> dict[str, Any]:
 
 
 def make_records(pairs: Sequence[Pair], unit: str) -> list[dict[str, Any]]:
-    """Return pairs as JSON types; `unit` ends the keys of both sides."""
+    """Return pairs as JSON types, with keys such as `predicted_ns` and `measured_ns`.
+
+    Args:
+        unit: End of these two keys, such as "_ns"; may be empty.
+    """
     return [
         {
             "name": pair.name,
@@ -112,7 +122,12 @@ def _to_python_number(amount: float | None) -> float | int | None:
 
 
 def make_pairs_table(head: str, pairs: Sequence[Pair], format_amount: Callable[[float], str]) -> Table:
-    """Return a table of predicted, measured and ratio, a row for each pair."""
+    """Return a table of predicted, measured and ratio, a row for each pair.
+
+    Args:
+        head: Heading of the first column, with the unit.
+        format_amount: Formats an amount without its unit.
+    """
     return table(
         f"{head}|{_COLUMNS}",
         [(_format_name(pair.name), *_format_amounts(pair, format_amount)) for pair in pairs],
@@ -122,7 +137,12 @@ def make_pairs_table(head: str, pairs: Sequence[Pair], format_amount: Callable[[
 def make_named_table(
     head: str, pairs: Sequence[Pair], rows: int, format_amount: Callable[[float], str]
 ) -> Part:
-    """Return a table of the first `rows` pairs, each with its text below; the remaining pairs are summed."""
+    """Return a table of the first `rows` pairs, each with its text below; a last row sums the remaining pairs.
+
+    Args:
+        head: Heading of the first column, with the unit.
+        format_amount: Formats an amount without its unit.
+    """
     table_rows: list[tuple[Part, ...]] = [
         (Name(_format_name(pair.name)), *_format_amounts(pair, format_amount)) for pair in pairs[:rows]
     ]
@@ -139,12 +159,12 @@ def make_named_table(
 
 
 def _format_name(text: str) -> str:
-    """Format an external name on a single line."""
+    """Format a name that comes from a profile on a single line, with control characters escaped, cut if it is long."""
     return shown(text, _LONGEST_WARNING).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _format_amounts(pair: Pair, format_amount: Callable[[float], str]) -> tuple[str, str, str]:
-    """Return predicted, measured and ratio of a pair, formatted; "-" for None."""
+    """Return (predicted, measured, ratio) of a pair, formatted; "-" for a missing figure."""
     predicted, measured = (
         "-" if amount is None else format_amount(amount) for amount in (pair.predicted, pair.measured)
     )
@@ -152,7 +172,10 @@ def _format_amounts(pair: Pair, format_amount: Callable[[float], str]) -> tuple[
 
 
 def _format_ratio(pair: Pair) -> str:
-    """Format the ratio of a pair; "-" for None."""
+    """Format the ratio of a pair with two decimals, or two digits if it is very small or large.
+
+    "-" for None.
+    """
     if pair.ratio is None:
         return "-"
     return f"{pair.ratio:.2f}" if 0.1 <= pair.ratio < 1000 else f"{pair.ratio:.2g}"
@@ -172,7 +195,11 @@ def _format_origin(measured: DeviceProfile) -> str:
 
 
 def _list_measured_only(measured: DeviceProfile) -> list[Part]:
-    """Return the sentences about figures that only the measurement has."""
+    """Return sentences about figures that only the measurement has, preceded by an empty line.
+
+    They are on throttling, barriers, pending DMAs, waits for semaphores, and fullness of memories. Empty if
+    the profile has none of them.
+    """
     waiting, memory, total = measured.synchronization, measured.on_chip, measured.total_ns
     sentences = []
     if waiting.throttled_ns:

@@ -42,7 +42,10 @@ _ARROWS = 1 << 40  # greater than the numbers of a prediction's arrows
 
 
 class _Tracks:
-    """Allocation of thread numbers to tracks, and the set of threads that have a name."""
+    """Allocation of a viewer's thread numbers to tracks, engines or DMA queues of a core.
+
+    `named` has the (process, thread) whose name has been yielded; thread 0 stands for the process.
+    """
 
     def __init__(self) -> None:
         self._numbers = {name: index for index, name in enumerate(TRACKS)}
@@ -50,14 +53,26 @@ class _Tracks:
         self.named: set[tuple[int, int]] = set()
 
     def allocate(self, process: int, track: str, start: int, end: int) -> SlicePosition:
-        """Return the thread for a slice; slices of a track must be passed in order of start."""
+        """Return the position of a slice in the trace: its process, a thread of the track that is free, and its times.
+
+        Overlapping slices of a track get different threads. Slices of a track must be passed in order of
+        start.
+
+        Args:
+            process: Number of the process, which stands for a physical core.
+            track: Name of the engine or DMA queue.
+            start: Start of the slice in ns.
+            end: End of the slice in ns.
+        """
         number = self._numbers.setdefault(track, len(self._numbers))
         lane = self._lanes.setdefault((process, track), Lanes()).take(start, end)
         return SlicePosition(process, 1 + number * LANES_MAX + lane, start, end)
 
 
 def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
-    """Yield the trace events of the profile at `path`; none for a summary.
+    """Yield the trace events of the profile at `path`: names, slices, arrows, then counters.
+
+    None for a summary.
 
     Raises:
         InvalidArgument: As for `read_profile`, and if a table has more than MOST_SLICES rows.
@@ -103,7 +118,15 @@ def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
 
 
 def _read_slices(tables: Tables, names: Names, row: tuple[str, str, str, str]) -> Batch:
-    """Read the rows of a table that is drawn."""
+    """Return the columns of a table whose rows are slices.
+
+    Args:
+        names: Numbers the texts of the columns.
+        row: Entry of `_DRAWN`: table, column of the track, column of the slice's name.
+
+    Raises:
+        Broken: If there are too many rows, or an event ends before it starts.
+    """
     table, track, title, _ = row
     _expect_drawable(tables, table)
     integer_columns = dict.fromkeys(("id", "pcore_idx", "transfer_bytes"), ColumnType.integer)
@@ -118,7 +141,14 @@ def _read_slices(tables: Tables, names: Names, row: tuple[str, str, str, str]) -
 def _describe_slice(
     table: str, batch: Batch, row: int, names: Names, title: str, queue: str
 ) -> tuple[str, dict[str, Any]]:
-    """Return the name of a slice, and the details that a viewer shows for a selected slice."""
+    """Return (name of a slice, details that a viewer shows when the slice is selected).
+
+    Args:
+        table: "instruction" or "dma_block", as Flow names the table.
+        row: Index of the slice in the batch.
+        title: Column of the slice's name.
+        queue: Name of its track in the profile.
+    """
     name = names.get_text(int(batch[title][row]))
     if table == "dma_block":
         return name or "DMA", {"bytes": max(int(batch["transfer_bytes"][row]), 0), "queue": queue}
@@ -127,7 +157,13 @@ def _describe_slice(
 
 
 def _arrows(tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]) -> Iterator[dict[str, Any]]:
-    """Yield arrows for the rows of Flow whose ends are both drawn, from producer to consumer."""
+    """Yield trace events of arrows for the rows of Flow whose ends are both drawn, from producer to consumer.
+
+    Rows whose consumer starts before the producer are left out.
+
+    Args:
+        threads: Positions of slices by (name of the table in Flow, id of the row).
+    """
     names = Names()
     _expect_drawable(tables, "Flow")
     needed = {
@@ -148,7 +184,11 @@ def _arrows(tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]) ->
 
 
 def _counters(tables: Tables, base: int) -> Iterator[dict[str, Any]]:
-    """Yield the counter events of pending DMAs and of the fullness of memories."""
+    """Yield the counter events of pending DMAs, and of the fullness of SBUF and PSUM.
+
+    Args:
+        base: Time of the profile in ns at which the trace starts.
+    """
     for table, (column, name) in _COUNTERS.items():
         _expect_drawable(tables, table)
         for batch in tables.read_batches(
@@ -170,6 +210,6 @@ def _counters(tables: Tables, base: int) -> Iterator[dict[str, Any]]:
 
 
 def _expect_drawable(tables: Tables, table: str) -> None:
-    """Refuse a table with more than MOST_SLICES rows."""
+    """Raise Broken if a table has more than MOST_SLICES rows."""
     if tables.count_rows(table) > MOST_SLICES:
         raise Broken(f"{table} has more than {MOST_SLICES:,} rows, too many for a trace; leave --trace out")
