@@ -1,4 +1,8 @@
-"""Cases of a bundle: launches a kernel, compares its outputs with its reference, and predicts its time."""
+"""Building of a bundle's cases: a kernel is launched, compared with its reference, and its time is predicted.
+
+A case is a kernel on certain arguments, with expected outputs, tolerances and predicted times. `Program` has
+what launches with arguments of equal shapes share.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +238,7 @@ def make_case(
 
 
 def _check_size(arrays: Arrays, name: str) -> None:
-    """Raise InvalidArgument if the arrays of a case exceed MOST_CASE_BYTES."""
+    """Raise InvalidArgument if the arrays of the case `name` exceed MOST_CASE_BYTES together."""
     nbytes = sum(array.nbytes for array in arrays.values())
     if nbytes > MOST_CASE_BYTES:
         raise make_error(

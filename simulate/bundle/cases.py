@@ -1,4 +1,7 @@
-"""Cases of a bundle in preparation, and the written bundle."""
+"""Cases of a bundle in preparation, and the written bundle; `nkw bundle` uses both.
+
+A case is a kernel on certain arguments, with expected outputs, tolerances and predicted times.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from simulate.hardware import Hardware
 from simulate.verification.inputs import Call, convert_results
 
 MOST_OUTPUT_BYTES = 4_000_000
-"""Largest output whose array is stored, such as logits of a million tokens; else digests of its tiles are."""
+"""Most bytes of an output whose array is stored, such as logits of a million tokens; else digests of its tiles are."""
 _LEAST_ZEROS_BYTES = 4096  # smaller arrays of zeros are stored as files, which launches can share
 
 
@@ -99,7 +99,7 @@ def _end(array: np.ndarray) -> int:
 
 
 def _digest(array: np.ndarray) -> str:
-    """Return the digest of an array's bytes."""
+    """Return the BLAKE2b digest of an array's bytes in row-major order, as hexadecimal text."""
     return blake2b(array.tobytes()).hexdigest()
 
 

@@ -148,7 +148,10 @@ def _measure_closeness(output: OutputComparison) -> float:
 
 
 def _describe_first_difference(output: OutputComparison) -> str:
-    """Return a sentence about the first difference of an output; empty if it is equal."""
+    """Return a sentence about the first difference of an output, its size, and the extent of differences.
+
+    Empty if equal.
+    """
     if output.agreement is Agreement.equal:
         return ""
     head = f"{output.name} is {output.agreement.value}"
@@ -168,7 +171,7 @@ def _describe_first_difference(output: OutputComparison) -> str:
 
 
 def _format_ulps(count: int) -> str:
-    """Format a distance in ulps."""
+    """Return a distance in ulps as "1 ulp apart" or "1,234 ulps apart"."""
     return f"{count:,} ulp{'' if count == 1 else 's'} apart"
 
 
@@ -203,7 +206,7 @@ def make_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _make_case_document(case: CaseComparison) -> dict[str, Any]:
-    """Return a compared case as JSON types."""
+    """Return a compared case as JSON types, with times in ns; null replaces unknown figures."""
     times = case.result.times if case.result else None
     return {
         "name": case.case.name,

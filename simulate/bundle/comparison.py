@@ -75,7 +75,7 @@ class CaseComparison:
 
     @property
     def program(self) -> str:
-        """Name of the first case of the same kernel with arguments of the same shapes."""
+        """Name of the first case of the same kernel with arguments of the same shapes, perhaps this case."""
         return self.case.like or self.case.name
 
     @property

@@ -27,9 +27,9 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A random tensor of a model without weights: `count` numbers in [`shift` - `scale`, `shift` + `scale`] by a seed.
+    """A random tensor, for a model without weight files: `count` numbers in [`shift` - `scale`, `shift` + `scale`].
 
-    `run_weights` defines the generator.
+    `seed` determines them; `run_weights` defines the generator.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Generation:
-    """Prompts with their greedy continuations."""
+    """Prompts with their greedy continuations: `steps` of all prompts, prompt by prompt, in order of tokens."""
 
     prompts: tuple[Prompt, ...]
     steps: tuple[Step, ...]

@@ -32,7 +32,7 @@ run_weights: Any = importlib.import_module(f"{__package__}.run_weights" if __pac
 run_chain: Any = importlib.import_module(f"{__package__}.run_chain" if __package__ else "run_chain")
 
 MOST_VALUES_BYTES = 16_000_000
-"""Largest output whose array is returned if it differs; of larger outputs, digests of tiles are."""
+"""Most bytes of an output whose array is returned if it differs; of a larger output, only digests of tiles are."""
 MOST_CRASHES = 2
 """Crashes of a program, a kernel with arguments of certain shapes, after which its later launches are skipped."""
 MOST_DRIFT = 1e300  # represents an infinite difference, which JSON lacks

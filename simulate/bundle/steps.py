@@ -112,7 +112,7 @@ def _make_step_row(comparison: StepComparison) -> tuple[str, ...]:
 
 
 def _worst_agreement(cases: Iterable[CaseComparison]) -> str:
-    """Return the word for the worst agreement of some launches, or "failed" if a launch returned nothing."""
+    """Return the name of the worst agreement of some launches, or "failed" if a launch returned nothing."""
     agreements = [case.agreement for case in cases]
     known_agreements = [case for case in agreements if case is not None]
     return "failed" if len(known_agreements) < len(agreements) else find_worst(known_agreements).name

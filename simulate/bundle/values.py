@@ -131,7 +131,7 @@ def _compare_output(
 
 
 def _get_allowed(output: Output) -> float | None:
-    """Return the largest allowed difference, or None without a tolerance."""
+    """Return the largest allowed absolute difference of an output, or None without a tolerance."""
     return None if output.tolerance is None else output.tolerance.allowed
 
 
@@ -231,10 +231,11 @@ def _columns(shape: Sequence[int]) -> int:
 
 
 def ulps_between(seen: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return the steps between representable numbers from each element to its counterpart, as uint64.
+    """Return the number of steps between representable numbers from each element to its counterpart, as uint64.
 
-    Floats are numbered by their bits in ascending order, with -0 equal to 0; the numbers of NaN and
-    infinities mean nothing. Integers are their own numbers.
+    The arrays have equal dtypes and shapes, and so has the result. Floats are numbered by their bits in
+    ascending order, with -0 equal to 0; the numbers of NaN and infinities mean nothing. Integers are their
+    own numbers.
     """
     seen_numbers, expected_numbers = _number_elements(seen), _number_elements(expected)
     # The difference of two int64 fits into uint64, whose subtraction is modulo 2**64.

@@ -211,7 +211,7 @@ def sum_path_by_line(moments: Moments, path: Sequence[Stretch]) -> list[tuple[st
 
 
 def find_longest(path: Sequence[Stretch], count: int) -> list[int]:
-    """Return the indices of the `count` longest stretches, in order of time."""
+    """Return the indices in `path` of the `count` longest stretches, in order of time."""
     ranked = sorted(range(len(path)), key=lambda index: (-path[index].length_ns, index))
     return sorted(ranked[:count])
 

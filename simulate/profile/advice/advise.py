@@ -1,4 +1,7 @@
-"""Advice on a launch: changes of the kernel, each timed as a changed stream, in descending order of gain."""
+"""Advice on a launch: changes of the kernel, each timed as a changed stream, in descending order of gain.
+
+The other modules of this package yield the changes as `Edit` objects for each stream; this module times them.
+"""
 
 from __future__ import annotations
 

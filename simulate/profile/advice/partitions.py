@@ -1,4 +1,7 @@
-"""Gains from using all partitions: elementwise work on few partitions, spread over all of them."""
+"""Gains from using all partitions: elementwise work on few partitions, spread over all of them.
+
+An `Edit` holds the changes of a stream, whose events are the instructions of a launch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Gains from computing once: tiles that an iteration computes again from the same contents."""
+"""Gains from computing once: tiles that an iteration computes again from the same contents.
+
+An `Edit` holds the changes of a stream, whose events are the instructions of a launch.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +75,11 @@ class _Contents:
                 self.keys[tile] = self._numbers.setdefault((shape, key), len(self._numbers))
 
     def _key(self, stream: Stream, used: Uses, tile: int) -> object | None:
-        """Return a hashable description of what is written to a tile.
+        """Return a hashable description of what is written to a tile, equal for equal contents.
 
         Returns:
-            None if the contents are unknown, or depend on more than the operands of the writers.
+            None if the contents are unknown, or depend on more than the operands of the events that write the
+                tile.
         """
         events = used[tile]
         writers = list(dict.fromkeys(event for event, writes in events if writes))

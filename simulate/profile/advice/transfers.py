@@ -1,4 +1,8 @@
-"""Gains from changing the DMAs: each load once, fewer and larger DMAs."""
+"""Gains from changing the DMAs: each load once, fewer and larger DMAs.
+
+An `Edit` holds the changes of a stream, whose events are the instructions of a launch. A plain load is a DMA
+with one source in HBM and one tile in SBUF.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +196,11 @@ def _in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> 
 
 
 def _group_mergeable(stream: Stream, used: Uses) -> list[list[int]]:
-    """Group DMAs that could be merged: same line, queue and tensor in HBM, which is only read or only written."""
+    """Return groups of two or more DMAs that could be merged, each a list of events in program order.
+
+    DMAs of a group have the same line, queue and tensor in HBM. The launch only reads or only writes this
+    tensor.
+    """
     groups: dict[tuple[object, ...], list[int]] = {}
     for event in range(len(stream)):
         template, tensors = stream.template(event), stream.tensors_of(event)

@@ -1,4 +1,7 @@
-"""The HTML page of profiles: template, style sheet, scripts and profiles in a single file without external requests."""
+"""The HTML page of profiles: template, style sheet, scripts and profiles in a single file without external requests.
+
+`data` makes the JSON that the page's scripts draw.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables DmaPacket and DmaPacketAggregated: transfers and their bytes, by queue and by tensor."""
+"""Reading of a device profile's tables DmaPacket and DmaPacketAggregated: transfers and bytes, by queue and tensor.
+
+A row of DmaPacketAggregated is a transfer, which moves one or more packets, the rows of DmaPacket.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables Instruction and ActiveTime: active time of engines, and the lines that occupy them."""
+"""Reading of a device profile's tables Instruction and ActiveTime.
+
+They give the active times of engines, and the times for which kernel lines occupy engines and queues.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tables TensorInfo, SbufAllocation, SbufUsage and PsumUsage: traffic of tensors, and fullness of memories."""
+"""Reading of a device profile's tables TensorInfo, SbufAllocation, SbufUsage and PsumUsage.
+
+They give the traffic of tensors, and the fullness of memories.
+"""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class SideBySide:
 
     @cached_property
     def dma_ns(self) -> tuple[Pair, ...]:
-        """Time in which any DMA moves bytes, in ns; empty for several ranks."""
+        """Time in ns in which any DMA moves bytes; empty for several ranks."""
         if self._several_ranks:
             return ()
         return (
@@ -106,7 +106,10 @@ class SideBySide:
 
     @cached_property
     def counts(self) -> tuple[Pair, ...]:
-        """DMA transfers, and FLOP of the Tensor engine; empty for several ranks."""
+        """Number of DMA transfers, and FLOP of the Tensor engine without transposes.
+
+        Empty for several ranks.
+        """
         if self._several_ranks:
             return ()
         return (

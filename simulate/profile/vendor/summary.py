@@ -177,7 +177,7 @@ def _make_origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> 
 
 
 def _drop_nulls(fields: Fields) -> dict[str, float]:
-    """Return the fields that are not null.
+    """Return the fields that are not NaN, which stands for null.
 
     Raises:
         Broken: If a field is negative or too large for a time or size.

@@ -1,4 +1,7 @@
-"""The tables SemaphoreUpdate, CoreBarriers, PendingDma, Throttle and Flow: waits and throttling."""
+"""Reading of a device profile's tables SemaphoreUpdate, CoreBarriers, PendingDma, Throttle and Flow.
+
+They tell waits and throttling.
+"""
 
 from __future__ import annotations
 

@@ -213,11 +213,15 @@ class Tables:
 
     @contextmanager
     def _open_parquet(self, path: Path, texts: Sequence[str]) -> Iterator[Any]:
-        """Open a Parquet file; columns in `texts` keep their dictionaries, so equal texts take memory once.
+        """Open a Parquet file as a pyarrow ParquetFile for the duration of the context.
+
+        Args:
+            texts: Columns that keep their dictionaries, so that equal texts take memory once.
 
         Raises:
             Broken: With the name of the file, for every error of Arrow: ValueError, TypeError, KeyError,
-                IndexError, OSError and NotImplementedError.
+                IndexError, OSError and NotImplementedError; also if the file has too many rows.
+            InvalidArgument: If pyarrow is not installed.
         """
         try:
             import pyarrow.parquet

@@ -57,7 +57,7 @@ def make_report(comparison: SideBySide, rows: int = 8) -> list[Part]:
 
 
 def format_verdict(comparison: SideBySide) -> str:
-    """Return a sentence with both total times and their ratio."""
+    """Return both total times in us and their ratio, as a sentence without a full stop."""
     total = comparison.total
     return (
         f"{us(total.predicted or 0.0)} us predicted, {us(comparison.measured.total_ns)} us measured, "
@@ -182,7 +182,10 @@ def _format_ratio(pair: Pair) -> str:
 
 
 def _format_origin(measured: DeviceProfile) -> str:
-    """Return the sentence part about schema, instance and tools of a measurement."""
+    """Return schema, instance and tools of a measurement in brackets, after a space.
+
+    Empty if the profile has none.
+    """
     origin = measured.origin
     words = [
         f"schema {origin.schema}" if origin.schema else "",
