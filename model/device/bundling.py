@@ -37,7 +37,7 @@ from simulate.bundle.generation import (
 )
 from simulate.bundle.manifest import LAYER, MODEL
 from simulate.bundle.reading import DTYPES
-from simulate.bundle.run_weights import STORED, drawn, prepared, tensors_of
+from simulate.bundle.run_weights import STORED, assemble_operand, draw_tensor, map_tensors
 from simulate.run import target_hardware
 from simulate.run.launch import unwrap_kernel
 
@@ -232,7 +232,7 @@ def check_folder(folder: Path) -> None:
 
 def draw_array(tensor: Drawn) -> np.ndarray:
     """Return the elements of a weight tensor that is drawn from random numbers, [count] in its dtype."""
-    bits, _ = drawn(asdict(tensor))
+    bits, _ = draw_tensor(asdict(tensor))
     return bits.view(np.dtype(DTYPES[tensor.dtype]))  # type: ignore[no-any-return]
 
 
@@ -246,14 +246,14 @@ def check_recipes(files: Sequence[Path], weights: Weights) -> None:
     Raises:
         ModelError: A recipe does not give the weight that was loaded.
     """
-    tensors = {name: tensor for path in files for name, tensor in tensors_of(path).items()}
+    tensors = {name: tensor for path in files for name, tensor in map_tensors(path).items()}
     recipes = {recipe.name: asdict(recipe) for recipe in weights.drawn}
     for operand in weights.operands:
         names = {piece.tensor for piece in operand.pieces} & recipes.keys()
         try:
-            prepared(
+            assemble_operand(
                 asdict(operand, dict_factory=rename_fields),
-                tensors | {name: drawn(recipes[name]) for name in names},
+                tensors | {name: draw_tensor(recipes[name]) for name in names},
             )
         except ValueError as error:
             raise ModelError(f"the recipe of a weight is wrong: {error}") from None

@@ -26,7 +26,7 @@ from simulate.bundle.build import (
 from simulate.bundle.cases import Cases
 from simulate.bundle.manifest import ARRAY, RESULT, WEIGHT, ZEROS, Argument, Onto, Output, Tolerance
 from simulate.bundle.reading import get_storage_dtype, make_error
-from simulate.bundle.run import tile_digests
+from simulate.bundle.run import digest_tiles
 from simulate.hardware import Hardware
 from simulate.verification.inputs import Call, convert_results
 
@@ -260,7 +260,7 @@ class LaunchCases(Cases):
         values = np.ascontiguousarray(values).copy()
         tile, shape, dtype = get_tile(values.shape), values.shape, values.dtype.name
         if values.nbytes > MOST_OUTPUT_BYTES:
-            tiles = tuple(tile_digests(values.view(get_storage_dtype(values.dtype)), *tile))
+            tiles = tuple(digest_tiles(values.view(get_storage_dtype(values.dtype)), *tile))
             return Output(f"output-{number}", "", shape, dtype, tile, tolerance, reason, record, tiles, named)
         file = f"expected/{name}/output-{number}.npy"
         self.arrays[file] = values

@@ -13,7 +13,7 @@ from simulate.bundle.manifest import MANIFEST
 from simulate.bundle.profiled import make_profile_document, make_profile_parts
 from simulate.bundle.reading import read_json
 from simulate.bundle.result import load
-from simulate.bundle.run import digest_of
+from simulate.bundle.run import compute_digest
 from simulate.bundle.steps import make_generation_parts, make_launch_document, make_step_document
 from simulate.bundle.values import Agreement, OutputComparison
 
@@ -36,7 +36,7 @@ def _is_intact(folder: Path, digest: str) -> bool:
     False if they cannot be read.
     """
     try:
-        return digest_of(folder, dict(read_json(folder, MANIFEST).values)) == digest
+        return compute_digest(folder, dict(read_json(folder, MANIFEST).values)) == digest
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 

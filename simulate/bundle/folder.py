@@ -95,7 +95,7 @@ def _fill_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bu
     bundle = replace(bundle, digest="")
     # Digest of the JSON types: lists instead of tuples.
     json_fields = json.loads(json.dumps(bundle.as_json(), allow_nan=False))
-    bundle = replace(bundle, digest=run.digest_of(folder, json_fields))
+    bundle = replace(bundle, digest=run.compute_digest(folder, json_fields))
     text = json.dumps({**json_fields, "digest": bundle.digest}, indent=1, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
     return bundle

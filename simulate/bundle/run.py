@@ -71,7 +71,7 @@ LANGUAGE = "nl."  # prefix of the dtypes of NKI's language
 Json = dict[str, Any]
 
 
-def digest_of(folder: Path, manifest: Json) -> str:
+def compute_digest(folder: Path, manifest: Json) -> str:
     """Return the SHA-256 of a bundle as hexadecimal text: its files by name, size and content, and its manifest.
 
     Files whose names begin with "result" and caches of Python are left out. The digest in the manifest counts
@@ -95,7 +95,7 @@ def digest_of(folder: Path, manifest: Json) -> str:
     return total.hexdigest()
 
 
-def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]:
+def split_tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]:
     """Yield (first row, first column, tile) for the tiles of an array, row by row; each tile is a view.
 
     Leading dims are combined into rows; an array without dims is a row with a single column. Tiles at the
@@ -111,7 +111,7 @@ def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]
             yield row, column, flat[row : row + rows, column : column + columns]
 
 
-def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
+def digest_tiles(bits: Any, rows: int, columns: int) -> list[str]:
     """Return the SHA-256 of every tile of an array as hexadecimal text, row by row.
 
     Args:
@@ -119,13 +119,13 @@ def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
         rows: Rows of a tile.
         columns: Columns of a tile.
     """
-    return [hashlib.sha256(tile.tobytes()).hexdigest() for _, _, tile in tiles(bits, rows, columns)]
+    return [hashlib.sha256(tile.tobytes()).hexdigest() for _, _, tile in split_tiles(bits, rows, columns)]
 
 
 # -- the environment -------------------------------------------------------------------------------------------------
 
 
-def versions() -> dict[str, str]:
+def read_versions() -> dict[str, str]:
     """Return the versions of the installed packages of PACKAGES, by package."""
     from importlib import metadata  # imports slowly, and this module is also imported without running
 
@@ -136,7 +136,7 @@ def versions() -> dict[str, str]:
     return versions
 
 
-def environment() -> Json:
+def describe_environment() -> Json:
     """Return a description of this machine as JSON types: Python, packages, instance type, device files, variables.
 
     Of the environment variables only those named NEURON_* and NKI_* are included.
@@ -151,7 +151,7 @@ def environment() -> Json:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions(),
+        "packages": read_versions(),
         "instance": instance_type if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", instance_type) else None,
         "devices": sorted(str(path) for path in Path("/dev").glob("neuron*")),
         "variables": {
@@ -160,12 +160,12 @@ def environment() -> Json:
     }
 
 
-def number(version: str) -> tuple[int, ...]:
+def parse_release(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version: (0, 5) for "0.5.1"."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
 
 
-def usable_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None, str]:
+def find_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None, str]:
     """Return (launcher, remark) for kernels that import `dialect`.
 
     (None, reason) if no installed package can launch them. The remark is empty unless the user should know
@@ -186,14 +186,14 @@ def usable_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None,
     if nki is None:
         older = "; neuronxcc.nki does not run them" if compiler else ""
         return None, f"these kernels import nki, and no package nki is installed{older}"
-    if number(nki) < (0, 2):
+    if parse_release(nki) < (0, 2):
         return (
             None,
             f"nki {nki} is the placeholder of the public index; install it from AWS's package repository",
         )
-    if number(nki) >= (0, 5):
+    if parse_release(nki) >= (0, 5):
         return "nki", ""
-    torch = number(packages.get("torch-neuronx", "0"))
+    torch = parse_release(packages.get("torch-neuronx", "0"))
     if torch >= (2, 13):
         return "torchneuron", f"nki {nki} takes no numpy arrays"
     if torch and "torch-xla" in packages:
@@ -220,7 +220,7 @@ class Teller:
             line = line[os.write(self._descriptor, line) :]
 
 
-def dtype_named(name: str) -> Any:
+def find_dtype(name: str) -> Any:
     """Return the numpy dtype with a name, such as "float32" or, if numpy lacks it, "bfloat16" of ml_dtypes."""
     import numpy as np
 
@@ -230,14 +230,14 @@ def dtype_named(name: str) -> Any:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
 
 
-def dtype_argument(name: str, dialect: str) -> Any:
+def make_dtype_argument(name: str, dialect: str) -> Any:
     """Return a dtype as an argument of a kernel: an object of NKI's language for a name "nl.…", else a numpy dtype.
 
     Args:
         dialect: Package from which the kernel imports NKI.
     """
     if not name.startswith(LANGUAGE):
-        return dtype_named(name)
+        return find_dtype(name)
     return getattr(importlib.import_module(f"{dialect}.language"), name.removeprefix(LANGUAGE))
 
 
@@ -245,7 +245,7 @@ Read = Callable[[Json], Any]
 """Function that returns the bits of an array argument, in a new array if the kernel may overwrite it."""
 
 
-def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
+def make_reader(folder: Path, manifest: Json, weights: str | None) -> Read:
     """Return a function that returns the bits of an argument: of a weight a copy, else the array in its file.
 
     Args:
@@ -265,7 +265,7 @@ def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
     return read
 
 
-def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Json:
+def make_arguments(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Json:
     """Return the arguments of a case by the kernel's parameters.
 
     Args:
@@ -275,7 +275,7 @@ def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Js
     arguments = {}
     for name, argument in case["arguments"].items():
         if argument["kind"] == "dtype":
-            arguments[name] = dtype_argument(argument["text"], case["imports"])
+            arguments[name] = make_dtype_argument(argument["text"], case["imports"])
         elif argument["kind"] == "literal":
             arguments[name] = ast.literal_eval(argument["text"])
         else:
@@ -283,13 +283,13 @@ def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Js
     return arguments
 
 
-def kernel_of(folder: Path, case: Json) -> Any:
+def import_case_kernel(folder: Path, case: Json) -> Any:
     """Return the kernel of a case, imported from the bundle's sources."""
-    return imported(str(folder / "sources"), case["module"], case["function"], case["imports"])
+    return import_kernel(str(folder / "sources"), case["module"], case["function"], case["imports"])
 
 
 @functools.cache
-def imported(sources: str, module: str, function: str, dialect: str) -> Any:
+def import_kernel(sources: str, module: str, function: str, dialect: str) -> Any:
     """Import a kernel and return it, compiled by `dialect`.jit if it is a plain function.
 
     The result is cached, so that later launches reuse its compilation. `sources` is added to `sys.path`.
@@ -303,17 +303,17 @@ def imported(sources: str, module: str, function: str, dialect: str) -> Any:
     return package.jit(kernel) if inspect.isfunction(kernel) else kernel
 
 
-def on_cores(kernel: Any, case: Json) -> Any:
+def select_cores(kernel: Any, case: Json) -> Any:
     """Return the kernel for the case's number of physical cores.
 
     Up to NKI 0.6 the kernel gets a grid; later NEURON_LOGICAL_NC_CONFIG alone decides, and the kernel is
     returned unchanged.
     """
-    older = number(versions().get("nki", "0.0")) < (0, 7)
+    older = parse_release(read_versions().get("nki", "0.0")) < (0, 7)
     return kernel[case["lnc"]] if case["lnc"] > 1 and older else kernel
 
 
-def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
+def prepare_numpy_launch(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """Return a function that launches the kernel of a case on new copies of its numpy arguments (launcher nki).
 
     The function takes nothing and returns what the kernel returns.
@@ -322,13 +322,13 @@ def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
         folder: Folder of the bundle.
         read: Returns the bits of an array argument.
     """
-    kernel = on_cores(kernel_of(folder, case), case)
-    return lambda: kernel_call(
-        kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
+    kernel = select_cores(import_case_kernel(folder, case), case)
+    return lambda: call_kernel(
+        kernel, make_arguments(case, read, lambda bits, dtype: bits.view(find_dtype(dtype)))
     )
 
 
-def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
+def prepare_baremetal_launch(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """Return a function that launches the kernel of a case through neuronxcc.nki.baremetal (launcher neuronxcc).
 
     The function takes nothing and returns what the kernel returns.
@@ -337,13 +337,13 @@ def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
         folder: Folder of the bundle.
         read: Returns the bits of an array argument.
     """
-    kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
-    return lambda: kernel_call(
-        kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
+    kernel = importlib.import_module("neuronxcc.nki").baremetal(import_case_kernel(folder, case))
+    return lambda: call_kernel(
+        kernel, make_arguments(case, read, lambda bits, dtype: bits.view(find_dtype(dtype)))
     )
 
 
-def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
+def prepare_torch_xla_launch(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """Return a function that launches the kernel of a case with tensors on the XLA device (launcher torch_xla).
 
     The function takes nothing and returns what the kernel returns; the tensors are ready after their copy to
@@ -354,18 +354,18 @@ def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
         read: Returns the bits of an array argument.
     """
     xla = importlib.import_module("torch_xla.core.xla_model")
-    kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
+    kernel, device = select_cores(import_case_kernel(folder, case), case), xla.xla_device()
 
     def launch() -> Any:
-        arguments = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to(device))
-        returned = kernel_call(kernel, arguments)
+        arguments = make_arguments(case, read, lambda bits, dtype: to_torch(bits, dtype).to(device))
+        returned = call_kernel(kernel, arguments)
         xla.mark_step()
         return returned
 
     return launch
 
 
-def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
+def prepare_torchneuron_launch(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """Return a function that launches the kernel of a case through a custom operator of nki_op (launcher torchneuron).
 
     The function takes nothing and returns the outputs as a tuple of tensors on the device "neuron"; an output
@@ -377,15 +377,15 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """
     torch = importlib.import_module("torch")
     nki_op = importlib.import_module("torch_neuronx").nki_op
-    kernel = on_cores(kernel_of(folder, case), case)
-    names = list(arrays_of(case))
+    kernel = select_cores(import_case_kernel(folder, case), case)
+    names = list(select_arrays(case))
     # A custom operator of torch names the arguments that it overwrites, and returns only new tensors.
     written = [output.get("argument", "") for output in case["outputs"]]
     new = [index for index, argument in enumerate(written) if not argument]
     annotations = tuple.__class_getitem__(tuple(torch.Tensor for _ in new))
 
     def launch() -> Any:
-        arguments = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
+        arguments = make_arguments(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
         return_annotation = None if not new else torch.Tensor if len(new) == 1 else annotations
 
         def operator(*tensors: Any) -> Any:
@@ -408,7 +408,7 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     return launch
 
 
-def kernel_call(kernel: Any, arguments: Json) -> Any:
+def call_kernel(kernel: Any, arguments: Json) -> Any:
     """Launch a kernel on arguments by parameter, and return what it returns."""
     return kernel(**arguments)
 
@@ -453,14 +453,14 @@ def to_numpy(output: Any) -> tuple[Any, str]:
 
 
 LAUNCHERS = {
-    "nki": by_numpy,
-    "neuronxcc": by_baremetal,
-    "torchneuron": by_torchneuron,
-    "torch_xla": by_torch_xla,
+    "nki": prepare_numpy_launch,
+    "neuronxcc": prepare_baremetal_launch,
+    "torchneuron": prepare_torchneuron_launch,
+    "torch_xla": prepare_torch_xla_launch,
 }
 
 
-def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
+def run_child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
     """Run a case in the child process and send stages, outputs and times to the parent; return the exit status.
 
     Returns:
@@ -469,7 +469,7 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
     teller = Teller(options.fd)
     try:
         teller.say(stage="import")
-        read = read_from(folder, manifest, options.weights)
+        read = make_reader(folder, manifest, options.weights)
         launch = LAUNCHERS[options.launcher](folder, case, read)
         teller.say(stage="compile")
         returned = launch()
@@ -478,19 +478,19 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
         read_back(teller, out, case, several)
         teller.say(stage="time")
         teller.say(
-            times=benchmarked(folder, case, read, options)
+            times=benchmark_kernel(folder, case, read, options)
             if options.launcher == "neuronxcc"
-            else timed(launch, options)
+            else time_launches(launch, options)
         )
         teller.say(stage=None)
     except BaseException as error:
         traceback.print_exc()
-        teller.say(error=described(error))
+        teller.say(error=describe_error(error))
         return 1
     return 0
 
 
-def described(error: BaseException) -> Json:
+def describe_error(error: BaseException) -> Json:
     """Return an error as JSON types: its type, and its message cut after 4,000 characters."""
     return {"type": type(error).__name__, "message": str(error)[:4000]}
 
@@ -518,14 +518,14 @@ def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
             with contextlib.suppress(OSError):
                 (out / str(file)).unlink()
             file = None
-        digests = tile_digests(bits, rows, columns)
+        digests = digest_tiles(bits, rows, columns)
         outputs.append(
             {"name": name, "file": file, "dtype": dtype, "shape": list(bits.shape), "tiles": digests}
         )
     teller.say(outputs=outputs)
 
 
-def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
+def time_launches(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
     """Measure launches with the clock of the host, including the copies from the device.
 
     Return times in ns as JSON types. The first `options.warmup` launches are not timed.
@@ -538,10 +538,10 @@ def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
             to_numpy(output)
         if repetition >= options.warmup:
             durations.append(float(time.perf_counter_ns() - start_ns))
-    return summarised(durations, options.warmup, "host")
+    return summarize_times(durations, options.warmup, "host")
 
 
-def summarised(durations: list[float], warmup: int, clock: str) -> Json:
+def summarize_times(durations: list[float], warmup: int, clock: str) -> Json:
     """Return durations in ns as JSON types, with their median and interquartile range.
 
     The range of a single duration is 0.
@@ -554,23 +554,23 @@ def summarised(durations: list[float], warmup: int, clock: str) -> Json:
     return {**times, "median_ns": median, "spread_ns": quartiles[2] - quartiles[0]}
 
 
-def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespace) -> Json:
+def benchmark_kernel(folder: Path, case: Json, read: Read, options: argparse.Namespace) -> Json:
     """Measure launches with neuronxcc.nki.benchmark on the device; return times in ns as JSON types.
 
     The benchmark gives percentiles only: `repetitions_ns` is empty, and the spread is twice the median less
     the first quartile.
     """
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
-    kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
-    arguments = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
-    kernel_call(kernel, arguments)
+    kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(import_case_kernel(folder, case))
+    arguments = make_arguments(case, read, lambda bits, dtype: bits.view(find_dtype(dtype)))
+    call_kernel(kernel, arguments)
     latency = kernel.benchmark_result.nc_latency
     first, median = (1e3 * float(latency.get_latency_percentile(percentile)) for percentile in (25, 50))
     times: Json = {"warmup": options.warmup, "repetitions_ns": [], "clock": "device"}
     return {**times, "median_ns": median, "spread_ns": 2 * (median - first)}
 
 
-def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
+def run_nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
     """Measure the compiled kernel of a case with nrtpy, in a Python environment that has it.
 
     Return the exit status. Times in ns on the device are sent to the parent.
@@ -583,7 +583,7 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
         nrtpy = importlib.import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(options.neff)
         names = list(model.input_tensors_info)
-        by_name = arguments_of({"arguments": arrays_of(case)}, read, lambda bits, _: bits)
+        by_name = make_arguments({"arguments": select_arrays(case)}, read, lambda bits, _: bits)
         if set(names) != set(by_name):  # the compiler can name inputs by their order
             by_name = dict(zip(names, by_name.values()))
         inputs = {name: nrtpy.NrtpyTensor.from_numpy(array, name=name) for name, array in by_name.items()}
@@ -591,15 +591,15 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
             inputs, warmup_iter=options.warmup, benchmark_iter=options.repetitions, mode="device"
         )
         durations = [1e6 * float(duration_ms) for duration_ms in outcome.durations_ms]
-        teller.say(times=summarised(durations, options.warmup, "device"))
+        teller.say(times=summarize_times(durations, options.warmup, "device"))
     except BaseException as error:
         traceback.print_exc()
-        teller.say(error=described(error))
+        teller.say(error=describe_error(error))
         return 1
     return 0
 
 
-def arrays_of(case: Json) -> Json:
+def select_arrays(case: Json) -> Json:
     """Return the array arguments of a case by parameter, without literals and dtypes."""
     plain = ("literal", "dtype")
     return {name: argument for name, argument in case["arguments"].items() if argument["kind"] not in plain}
@@ -622,9 +622,9 @@ class Record:
             "schema": SCHEMA,
             "bundle": bundle,
             "target": target,
-            "started": now(),
+            "started": format_now(),
             "finished": None,
-            "environment": environment(),
+            "environment": describe_environment(),
             "launcher": None,
             "cases": [],
             "failures": [],
@@ -632,7 +632,7 @@ class Record:
         with contextlib.suppress(OSError):
             self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
-    def failed(self, stage: str, message: str) -> None:
+    def add_failure(self, stage: str, message: str) -> None:
         """Add a failure that belongs to no case to `values`; an equal failure is not added again."""
         if {"stage": stage, "message": message} not in self.values["failures"]:
             self.values["failures"].append({"stage": stage, "message": message})
@@ -668,7 +668,7 @@ class Record:
 
     def _give_up_values(self) -> None:
         """Delete the arrays of all outputs from the disk, and their file names from `values`; digests stay."""
-        self.failed("write", "the disk is full: the values were given up, their digests are here")
+        self.add_failure("write", "the disk is full: the values were given up, their digests are here")
         shutil.rmtree(self._out / "values", ignore_errors=True)
         for case in self.values["cases"]:
             for output in case["outputs"]:
@@ -676,13 +676,13 @@ class Record:
 
     def close(self) -> None:
         """Write the file for the last time, with the time of the end, and release the reserved space."""
-        self.values["finished"] = now()
+        self.values["finished"] = format_now()
         self.save()
         with contextlib.suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
 
-def now() -> str:
+def format_now() -> str:
     """Return the current time in UTC, in ISO 8601 to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -737,7 +737,7 @@ class Process:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(remaining)
             late = {"type": "Timeout", "message": f"ended after {seconds:g} s"}
-            self.end = late if process.poll() is None else ended(process.returncode)
+            self.end = late if process.poll() is None else describe_end(process.returncode)
         finally:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # including processes that it started
@@ -783,7 +783,7 @@ class Process:
         return read
 
 
-def ended(status: int) -> Json | None:
+def describe_end(status: int) -> Json | None:
     """Return the error of a process by its exit status, as type and message; None for 0.
 
     Args:
@@ -818,7 +818,7 @@ def start_child(
     try:
         build.mkdir(parents=True, exist_ok=True)
     except OSError as full:
-        record.failed("write", f"{build} cannot be made: {full.strerror or full}")
+        record.add_failure("write", f"{build} cannot be made: {full.strerror or full}")
         build = out
     variables = {
         "NEURON_LOGICAL_NC_CONFIG": str(case["lnc"]),
@@ -829,10 +829,12 @@ def start_child(
     if not os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
         variables["NEURON_PLATFORM_TARGET_OVERRIDE"] = record.values["target"]
     command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--launcher", launcher]
-    return Process([*command, *passed_on(out, options)], variables, build, options.timeout, listener)
+    return Process(
+        [*command, *list_inherited_options(out, options)], variables, build, options.timeout, listener
+    )
 
 
-def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
+def list_inherited_options(out: Path, options: argparse.Namespace) -> list[str]:
     """Return the options that child processes inherit, as words of a command line."""
     words = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
     words += ["--weights", str(Path(options.weights).resolve())] if options.weights else []
@@ -856,31 +858,31 @@ def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, 
     build = out / "build" / case["name"]
     process = start_child(out, case, build, launcher, options, record)
     error, stage = process.error, process.told["stage"]
-    neff = newest(build, ".neff")
+    neff = find_newest(build, ".neff")
     if error is not None and stage == "compile" and neff is not None:
         stage = "run"  # a single call compiles and runs; the compiled file exists
     for loss in process.lost:
-        record.failed("write", loss)
+        record.add_failure("write", loss)
     outputs, times = process.told.get("outputs", []), process.told.get("times")
     log = process.log
     profile = None
     if outputs and neff is not None:
-        times, more = on_device(neff, out, case, options, times, record)
+        times, more = time_on_device(neff, out, case, options, times, record)
         log += more
-        profile = None if options.no_profile else profiled(neff, out, case, options, record)
+        profile = None if options.no_profile else profile_neff(neff, out, case, options, record)
     return {
         "name": case["name"],
         "status": "ran" if outputs else "failed",
         "stage": stage if error else None,
         "error": error,
-        "log": kept(out, f"logs/{case['name']}.txt", log, record),
+        "log": keep_text(out, f"logs/{case['name']}.txt", log, record),
         "outputs": outputs,
         "times": times,
         "profile": profile,
     }
 
 
-def kept(out: Path, name: str, text: str, record: Record) -> str | None:
+def keep_text(out: Path, name: str, text: str, record: Record) -> str | None:
     """Write a text to the file `name` of the result folder; return the name.
 
     Returns None if the text is empty, or if the disk refuses, which is recorded.
@@ -891,20 +893,20 @@ def kept(out: Path, name: str, text: str, record: Record) -> str | None:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        record.failed("write", f"{name} cannot be written: {error.strerror or error}")
+        record.add_failure("write", f"{name} cannot be written: {error.strerror or error}")
         with contextlib.suppress(OSError):
             (out / name).unlink()
         return None
     return name
 
 
-def newest(folder: Path, suffix: str) -> Path | None:
+def find_newest(folder: Path, suffix: str) -> Path | None:
     """Return the most recently changed file with a suffix below a folder, or None if there is none."""
     paths = [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
     return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
-def on_device(
+def time_on_device(
     neff: Path, out: Path, case: Json, options: argparse.Namespace, times: Json | None, record: Record
 ) -> tuple[Json | None, str]:
     """Return (times that nrtpy measures on the device, output of nrtpy).
@@ -920,7 +922,7 @@ def on_device(
     python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
     if not python.is_file():
         if options.nrtpy:
-            record.failed("time", f"{options.nrtpy} is no Python interpreter")
+            record.add_failure("time", f"{options.nrtpy} is no Python interpreter")
         return times, ""
     command = [
         str(python),
@@ -929,15 +931,15 @@ def on_device(
         case["name"],
         "--neff",
         str(neff),
-        *passed_on(out, options),
+        *list_inherited_options(out, options),
     ]
     try:
         process = Process(command, {}, neff.parent, options.timeout)
     except OSError as error:
-        record.failed("time", f"{python} cannot be started: {error.strerror or error}")
+        record.add_failure("time", f"{python} cannot be started: {error.strerror or error}")
         return times, ""
     if process.error is not None or "times" not in process.told:
-        record.failed(
+        record.add_failure(
             "time",
             f"nrtpy cannot time {case['name']}: {(process.error or {}).get('message', 'it told nothing')}",
         )
@@ -946,7 +948,9 @@ def on_device(
     return device_times, process.log
 
 
-def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record) -> str | None:
+def profile_neff(
+    neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record
+) -> str | None:
     """Profile a compiled kernel on the device; return the path of the profile relative to the result folder.
 
     Returns:
@@ -963,7 +967,7 @@ def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, rec
         None,
     )
     if tool is None:
-        record.failed(
+        record.add_failure(
             "profile", "neither neuron-explorer nor neuron-profile is installed (aws-neuronx-tools has them)"
         )
         return None
@@ -973,30 +977,32 @@ def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, rec
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # The second execution: the first execution has additional delays.
-        quiet([tool, "capture", *pair, str(trace), "--profile-nth-exec=2"], options.timeout)
-        artifact = newest(folder, ".ntff")
+        run_tool([tool, "capture", *pair, str(trace), "--profile-nth-exec=2"], options.timeout)
+        artifact = find_newest(folder, ".ntff")
         if artifact is None:
             raise RuntimeError("it wrote no .ntff file")
-        text = quiet([tool, "view", *pair, str(artifact), "--output-format", "summary-json"], options.timeout)
+        text = run_tool(
+            [tool, "view", *pair, str(artifact), "--output-format", "summary-json"], options.timeout
+        )
         begin = text.find("{")
         if begin < 0:
             raise RuntimeError("it printed no summary")
         summary.write_text(text[begin:], encoding="utf-8")
         if Path(tool).name == TOOLS[0]:
             tables = folder / "tables"
-            quiet([tool, "view", *pair, str(artifact), "--output-file", str(tables)], options.timeout)
+            run_tool([tool, "view", *pair, str(artifact), "--output-file", str(tables)], options.timeout)
             if next(tables.rglob("*.parquet"), None) is not None:
                 return tables.relative_to(out).as_posix()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        record.failed(
+        record.add_failure(
             "profile", f"{Path(tool).name} on {case['name']}: {getattr(error, 'strerror', None) or error}"
         )
-        artifact = summary if summary.is_file() else newest(folder, ".ntff")
+        artifact = summary if summary.is_file() else find_newest(folder, ".ntff")
         return artifact.relative_to(out).as_posix() if artifact else None
     return summary.relative_to(out).as_posix()
 
 
-def quiet(command: list[str], seconds: float) -> str:
+def run_tool(command: list[str], seconds: float) -> str:
     """Run a tool and return its stdout.
 
     Args:
@@ -1015,7 +1021,7 @@ def quiet(command: list[str], seconds: float) -> str:
     return process.stdout
 
 
-def fresh(folder: Path, name: str) -> Path:
+def make_result_folder(folder: Path, name: str) -> Path:
     """Create an empty result folder below `folder`; return its path.
 
     An earlier folder of that name is renamed first: `result` to `result-1`, or the next number without a
@@ -1029,7 +1035,7 @@ def fresh(folder: Path, name: str) -> Path:
     return out
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of `run.py`, including those that it passes to child processes."""
     options = argparse.ArgumentParser(
         description="Run the kernels of this bundle and write result/.", allow_abbrev=False
@@ -1059,7 +1065,7 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def stopped(number: int, frame: object) -> NoReturn:
+def raise_interrupt(number: int, frame: object) -> NoReturn:
     """Raise KeyboardInterrupt, so that a SIGTERM ends the run as an interrupt does; a signal handler."""
     raise KeyboardInterrupt
 
@@ -1073,20 +1079,20 @@ def main(folder: Path) -> int:
         0 if all cases ran, 1 if any did not, 130 after an interrupt. Options that are refused end the process
             with status 2.
     """
-    options = parser().parse_args()
+    options = make_parser().parse_args()
     manifest: Json = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     cases = {case["name"]: case for case in manifest["cases"]}
     model = importlib.import_module("run_model") if manifest["kind"] == "model" else None
     if options.child:
         if model is not None:
-            return int(model.child(folder, Path(options.out), manifest, options))
-        return child(folder, Path(options.out), manifest, cases[options.child], options)
+            return int(model.run_child(folder, Path(options.out), manifest, options))
+        return run_child(folder, Path(options.out), manifest, cases[options.child], options)
     if options.nrtpy_child:
         name = options.nrtpy_child
-        reads = read_from(folder, manifest, options.weights)
+        reads = make_reader(folder, manifest, options.weights)
         if model is not None:
-            reads = model.run_chain.read_at(folder, manifest, name, options.weights)
-        return nrtpy_child(cases[name], reads, options)
+            reads = model.run_chain.make_expected_reader(folder, manifest, name, options.weights)
+        return run_nrtpy_child(cases[name], reads, options)
     unknown = [name for name in options.only or () if name not in cases]
     if unknown or min(options.repetitions, options.timeout) < 1 or options.warmup < 0:
         problem = (
@@ -1094,30 +1100,30 @@ def main(folder: Path) -> int:
             if unknown
             else "counts of 1 or more are wanted"
         )
-        parser().error(problem)
-    signal.signal(signal.SIGTERM, stopped)
-    out = fresh(folder, "result")
+        make_parser().error(problem)
+    signal.signal(signal.SIGTERM, raise_interrupt)
+    out = make_result_folder(folder, "result")
     record = Record(out, manifest["digest"], manifest["target"])
-    if digest_of(folder, manifest) != manifest["digest"]:
-        record.failed("read", "files of the bundle were changed: its digest is another one")
+    if compute_digest(folder, manifest) != manifest["digest"]:
+        record.add_failure("read", "files of the bundle were changed: its digest is another one")
     try:
         problem = ""
         if manifest["weights"]:
             check = importlib.import_module("run_weights").check_weights
             problem = check(options.weights, manifest["weights"]["files"])
         if problem:
-            record.failed("read", problem)
+            record.add_failure("read", problem)
         elif model is None:
             run_cases(out, cases, options, record)
         else:
             model.run_all(out, manifest, options, record)
     except KeyboardInterrupt:
-        record.failed("run", "interrupted")
+        record.add_failure("run", "interrupted")
         record.close()
         return 130
     except Exception as error:  # the result is written after any error
         traceback.print_exc()
-        record.failed("run", f"{type(error).__name__}: {error}")
+        record.add_failure("run", f"{type(error).__name__}: {error}")
     record.close()
     for case in record.values["failures"]:
         print(f"{case['stage']}: {case['message']}")
@@ -1131,37 +1137,37 @@ def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, re
     for name, case in cases.items():
         if options.only and name not in options.only:
             continue
-        launcher, remark = launcher_of(case, options, record)
+        launcher, remark = choose_launcher(case, options, record)
         record.values["cases"].append(
-            run_case(out, case, launcher, options, record) if launcher else skipped(name, remark)
+            run_case(out, case, launcher, options, record) if launcher else make_skipped_result(name, remark)
         )
         record.save()
-        print(line_of(record.values["cases"][-1]), flush=True)
+        print(format_result(record.values["cases"][-1]), flush=True)
 
 
-def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
+def choose_launcher(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
     """Choose the launcher of a case, and record it with the remark, if there is one.
 
     Returns:
         (launcher, remark); `--launcher` decides if it is given. (None, reason) if no installed package can
             launch the case.
     """
-    launcher, remark = usable_launcher(case["imports"], versions())
+    launcher, remark = find_launcher(case["imports"], read_versions())
     launcher = options.launcher or launcher
     if remark:
-        record.failed("import", remark)
+        record.add_failure("import", remark)
     record.values["launcher"] = launcher
     return launcher, remark
 
 
-def skipped(name: str, reason: str) -> Json:
+def make_skipped_result(name: str, reason: str) -> Json:
     """Return the result of a case that could not run for a reason, as JSON types."""
     error = {"type": "Environment", "message": reason}
     nothing: Json = {"log": None, "outputs": [], "times": None, "profile": None}
     return {"name": name, "status": "skipped", "stage": "import", "error": error, **nothing}
 
 
-def line_of(case: Json) -> str:
+def format_result(case: Json) -> str:
     """Return a line about the result of a case: status, time and error."""
     words = [f"{case['name']}: {case['status']}"]
     if case["times"]:

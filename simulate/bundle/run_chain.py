@@ -19,7 +19,7 @@ Place = tuple[str, int]
 """An output: the name of its case and its index."""
 
 
-def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
+def compare_floats(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
     """Compare two arrays of the same shape and dtype, element by element.
 
     Returns:
@@ -39,7 +39,7 @@ def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
     return np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors)), same, same_bits
 
 
-def written(array: Any, onto: Json, positions: Any) -> Any:
+def take_positions(array: Any, onto: Json, positions: Any) -> Any:
     """Return the slices of an array at the positions along the axis `onto["axis"]`, in a new array."""
     import numpy as np
 
@@ -49,7 +49,7 @@ def written(array: Any, onto: Json, positions: Any) -> Any:
 class Chain:
     """Arguments and expected outputs of a bundle's launches, in order; arrays contain bits.
 
-    Call `expect` for each launch in order, then `keep` for its outputs, then `forget` with its index.
+    Call `expect_outputs` for each launch in order, then `keep` for its outputs, then `forget` with its index.
 
     `expected` has complete expected outputs, `chip_outputs` those of the chip, by (case, index of the
     output). Both have an output only while later launches read it. `differing` names the outputs of the chip
@@ -68,7 +68,7 @@ class Chain:
                 if argument["kind"] == "result":
                     self._last[argument["text"], argument["output"]] = index
 
-    def file(self, name: str) -> Any:
+    def load_file(self, name: str) -> Any:
         """Return the array in a file of the bundle.
 
         Cached, since several launches share files, so callers must not write to it.
@@ -94,13 +94,13 @@ class Chain:
         if argument_kind == "weight":
             return self._weights[argument["text"]]
         if argument_kind == "array":
-            return self.file(argument["file"]).copy()
+            return self.load_file(argument["file"]).copy()
         if argument_kind == "zeros":
-            return np.zeros(argument["shape"], bits_of(argument["dtype"]))
+            return np.zeros(argument["shape"], find_storage_dtype(argument["dtype"]))
         output = arrays[argument["text"], argument["output"]]
         return output[-argument["shape"][0] :].copy() if argument["shape"] else output.copy()
 
-    def expect(self, case: Json) -> list[tuple[Any, Any]]:
+    def expect_outputs(self, case: Json) -> list[tuple[Any, Any]]:
         """Return (complete output, stored part) for every expected output of a launch, and update `expected`.
 
         The stored part is the array in the bundle's file: the whole output, or the positions that the launch
@@ -115,10 +115,10 @@ class Chain:
             stored = np.load(self._folder / output["file"], allow_pickle=False) if output["file"] else None
             complete, onto = stored, output["onto"]
             if onto is not None and stored is not None:
-                argument = argument_of(case, onto)
-                complete = self.resolve(argument, self.expected) if self.knows(argument) else None
+                argument = find_written_argument(case, onto)
+                complete = self.resolve(argument, self.expected) if self.has_expected(argument) else None
                 if complete is not None:
-                    np.moveaxis(complete, onto["axis"], 0)[self.file(onto["file"])] = np.moveaxis(
+                    np.moveaxis(complete, onto["axis"], 0)[self.load_file(onto["file"])] = np.moveaxis(
                         stored, onto["axis"], 0
                     )
             outputs.append((complete, stored))
@@ -126,15 +126,15 @@ class Chain:
                 self.expected[case["name"], index] = complete
         return outputs
 
-    def knows(self, argument: Json) -> bool:
+    def has_expected(self, argument: Json) -> bool:
         """Return whether the expected array of an argument is known: in `expected`, in a file, or as a weight."""
         return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.expected
 
-    def holds(self, argument: Json) -> bool:
+    def has_chip_output(self, argument: Json) -> bool:
         """Return whether the chip's array of an argument is known: in `chip_outputs`, in a file, or as a weight."""
         return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.chip_outputs
 
-    def exact(self, case: Json) -> bool:
+    def has_exact_arguments(self, case: Json) -> bool:
         """Return whether no argument of a launch is an output in `differing`: all are bitwise as expected."""
         return not any(
             argument["kind"] == "result" and (argument["text"], argument["output"]) in self.differing
@@ -166,22 +166,24 @@ class Chain:
                 del arrays[key]
 
 
-def bits_of(dtype: str) -> Any:
+def find_storage_dtype(dtype: str) -> Any:
     """Return the numpy dtype as which arrays of a named dtype are stored.
 
     It is the dtype itself, or unsigned integers of its width if numpy lacks the dtype.
     """
-    element = run.dtype_named(dtype)
+    element = run.find_dtype(dtype)
     return f"uint{8 * element.itemsize}" if element.kind == "V" or element.isbuiltin != 1 else element
 
 
-def argument_of(case: Json, onto: Json) -> Json:
+def find_written_argument(case: Json, onto: Json) -> Json:
     """Return the argument that an output overwrites in part: the manifest's record, given the output's `onto`."""
     argument: Json = case["arguments"][onto["argument"]]
     return argument
 
 
-def read_at(folder: Path, manifest: Json, name: str, weights: str | None) -> Callable[[Json], Any]:
+def make_expected_reader(
+    folder: Path, manifest: Json, name: str, weights: str | None
+) -> Callable[[Json], Any]:
     """Return a function that returns the expected bits of an argument of the case `name`.
 
     Args:
@@ -192,7 +194,7 @@ def read_at(folder: Path, manifest: Json, name: str, weights: str | None) -> Cal
     for index, case in enumerate(manifest["cases"]):
         if case["name"] == name:
             break
-        chain.expect(case)
+        chain.expect_outputs(case)
         chain.forget(index - 1)
     return lambda argument: chain.resolve(argument, chain.expected)
 
@@ -217,15 +219,15 @@ class Judged:
         allowed = 0.0 if tolerance is None else tolerance["bound"] + tolerance["error"]
         stray = None
         if before is not None and list(bits.shape) == output["onto"]["shape"] and dtype == output["dtype"]:
-            stray = strayed(bits, *before, output, allowed)
-            bits = written(bits, output["onto"], before[1])
+            stray = find_stray_index(bits, *before, output, allowed)
+            bits = take_positions(bits, output["onto"], before[1])
         self.bits = bits
         self.record: Json = {
             "name": output["name"],
             "file": None,
             "dtype": dtype,
             "shape": list(bits.shape),
-            "tiles": run.tile_digests(bits, *output["tile"]),
+            "tiles": run.digest_tiles(bits, *output["tile"]),
             "stray": stray,
         }
         alike = stray is None and dtype == output["dtype"] and list(bits.shape) == output["shape"]
@@ -233,13 +235,13 @@ class Judged:
         if alike and stored is None:
             self.equal = self.record["tiles"] == output["tiles"]
         elif alike:
-            element = run.dtype_named(dtype)
-            errors, _, same_bits = float_errors(bits.view(element), stored.view(element))
+            element = run.find_dtype(dtype)
+            errors, _, same_bits = compare_floats(bits.view(element), stored.view(element))
             self.equal, self.error = bool(same_bits.all()), float(errors.max(initial=0.0))
             self.right = self.error <= (0.0 if element.kind in "biu" else allowed)
 
 
-def strayed(bits: Any, before: Any, positions: Any, output: Json, allowed: float) -> int | None:
+def find_stray_index(bits: Any, before: Any, positions: Any, output: Json, allowed: float) -> int | None:
     """Return the first index along the written axis that should be unchanged but differs by more than `allowed`.
 
     Returns None if there is no such index.
@@ -252,8 +254,8 @@ def strayed(bits: Any, before: Any, positions: Any, output: Json, allowed: float
     """
     import numpy as np
 
-    axis, element = output["onto"]["axis"], run.dtype_named(output["dtype"])
-    errors, _, _ = float_errors(bits.view(element), before.view(element))
+    axis, element = output["onto"]["axis"], run.find_dtype(output["dtype"])
+    errors, _, _ = compare_floats(bits.view(element), before.view(element))
     largest_errors = np.moveaxis(errors, axis, 0).reshape(bits.shape[axis], -1).max(axis=1, initial=0.0)
     largest_errors[positions] = 0.0
     astray = np.flatnonzero(largest_errors > allowed)

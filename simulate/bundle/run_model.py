@@ -70,15 +70,15 @@ class Runner:
         begun = False
         for index, case in enumerate(self._cases):
             begun = begun or case["name"] == name
-            expected = self._chain.expect(case)
+            expected = self._chain.expect_outputs(case)
             if begun and (not self._options.only or case["name"] in self._options.only):
                 self._teller.say(begun=case["name"])
-                self._teller.say(result=self._run(case, expected))
+                self._teller.say(result=self._run_case(case, expected))
             else:
-                self._forgo(case)
+                self._use_expected_outputs(case)
             self._chain.forget(index)
 
-    def _run(self, case: Json, expected: list[tuple[Any, Any]]) -> Json:
+    def _run_case(self, case: Json, expected: list[tuple[Any, Any]]) -> Json:
         """Launch a case and return its result; errors of the launch become part of the result.
 
         A case is skipped if its program crashed too often, or if an argument is an output of a lost launch
@@ -93,39 +93,41 @@ class Runner:
             "outputs": [],
             "times": None,
             "profile": None,
-            "inputs": "expected" if self._chain.exact(case) else "own",
+            "inputs": "expected" if self._chain.has_exact_arguments(case) else "own",
             "drift": [],
             "token": None,
         }
         if (case["like"] or case["name"]) in (self._options.leave_out or ()):
             reason = f"{case['kernel']} on such arguments ended {MOST_CRASHES} processes before"
-            self._forgo(case)
-            return {**run.skipped(case["name"], reason), **MODEL_PART}
+            self._use_expected_outputs(case)
+            return {**run.make_skipped_result(case["name"], reason), **MODEL_PART}
         missing = [
-            argument["text"] for argument in case["arguments"].values() if not self._chain.holds(argument)
+            argument["text"]
+            for argument in case["arguments"].values()
+            if not self._chain.has_chip_output(argument)
         ]
         if missing:
             reason = f"what {missing[0]} should return did not travel, and what it returned is lost"
-            self._forgo(case)
-            return {**run.skipped(case["name"], reason), **MODEL_PART}
+            self._use_expected_outputs(case)
+            return {**run.make_skipped_result(case["name"], reason), **MODEL_PART}
         self._enter_stage("import")
         try:
-            judged = self._judged(case, expected, result)
+            judged = self._launch_and_judge(case, expected, result)
             self._enter_stage("read")
-            result["outputs"] = [self._brought_back(case, output) for output in judged]
+            result["outputs"] = [self._write_output(case, output) for output in judged]
             result["status"] = "ran"
         except Exception as error:
             traceback.print_exc()
-            result.update(stage=self._stage, error=run.described(error))
-            self._forgo(case)
+            result.update(stage=self._stage, error=run.describe_error(error))
+            self._use_expected_outputs(case)
         return result
 
-    def _forgo(self, case: Json) -> None:
+    def _use_expected_outputs(self, case: Json) -> None:
         """Let later launches receive the expected outputs of a case, since the chip has no usable ones."""
         for index in range(len(case["outputs"])):
             self._chain.keep(case, index, None, False)
 
-    def _judged(self, case: Json, expected: list[tuple[Any, Any]], result: Json) -> list[Any]:
+    def _launch_and_judge(self, case: Json, expected: list[tuple[Any, Any]], result: Json) -> list[Any]:
         """Launch a case and return a `Judged` for each output.
 
         Launch again if drift may explain a wrong output. The second launch takes the expected arguments, and
@@ -133,28 +135,28 @@ class Runner:
         launch if all outputs are right, else the expected ones.
 
         Args:
-            expected: (complete output, stored part) of every output, as `Chain.expect` returns them.
+            expected: (complete output, stored part) of every output, as `Chain.expect_outputs` returns them.
             result: Result of the case; times, token, inputs and drift are set in it.
         """
-        returned, times = self._launched(case, self._chain.chip_outputs)
+        returned, times = self._launch(case, self._chain.chip_outputs)
         result["times"] = times
         judged = self._judge_outputs(case, self._chain.chip_outputs, returned, expected)
         first_judged = judged
         if case["name"] in self._steps:
-            result["token"] = chosen(self._steps[case["name"]], returned)
+            result["token"] = choose_token(self._steps[case["name"]], returned)
         may_be_drift = not all(judged_output.right for judged_output in judged) and result["inputs"] == "own"
-        if may_be_drift and all(map(self._chain.knows, case["arguments"].values())):
+        if may_be_drift and all(map(self._chain.has_expected, case["arguments"].values())):
             result.update(
                 inputs="expected", drift=[min(judged_output.error, MOST_DRIFT) for judged_output in judged]
             )
-            again, _ = self._launched(case, self._chain.expected)
+            again, _ = self._launch(case, self._chain.expected)
             judged = self._judge_outputs(case, self._chain.expected, again, expected)
         right = all(judged_output.right for judged_output in judged) and len(judged) == len(case["outputs"])
         for index, ((bits, _), judged_output) in enumerate(zip(returned, first_judged)):
             self._chain.keep(case, index, bits if right else None, right and not judged_output.equal)
         return judged
 
-    def _launched(self, case: Json, arrays: Json) -> tuple[list[tuple[Any, str]], Json]:
+    def _launch(self, case: Json, arrays: Json) -> tuple[list[tuple[Any, str]], Json]:
         """Launch a case; return (bits, dtype) of each output, and times in ns by the clock of the host.
 
         The first launch of a program in this process is repeated as often as the options say, for its times.
@@ -178,12 +180,12 @@ class Runner:
         outputs = [run.to_numpy(output) for output in several]
         spent = float(time.perf_counter_ns() - begun)
         if not first:
-            return outputs, run.summarised([spent], 0, "host")
-        neff = run.newest(Path.cwd(), ".neff")
+            return outputs, run.summarize_times([spent], 0, "host")
+        neff = run.find_newest(Path.cwd(), ".neff")
         if neff is not None and neff.stat().st_mtime_ns >= before:
             self._teller.say(program=case["name"], neff=str(neff))
         self._enter_stage("time")
-        return outputs, run.timed(launch, self._options)
+        return outputs, run.time_launches(launch, self._options)
 
     def _judge_outputs(
         self, case: Json, arrays: Json, returned: list[tuple[Any, str]], expected: Any
@@ -192,7 +194,7 @@ class Runner:
 
         Args:
             arrays: Outputs of earlier launches that the launch received.
-            expected: (complete output, stored part) of every output, as `Chain.expect` returns them.
+            expected: (complete output, stored part) of every output, as `Chain.expect_outputs` returns them.
         """
         judged = []
         for index, (bits, dtype) in enumerate(returned):
@@ -207,12 +209,12 @@ class Runner:
                 continue
             output, before = case["outputs"][index], None
             if output["onto"] is not None:
-                argument = run_chain.argument_of(case, output["onto"])
-                before = self._chain.resolve(argument, arrays), self._chain.file(output["onto"]["file"])
+                argument = run_chain.find_written_argument(case, output["onto"])
+                before = self._chain.resolve(argument, arrays), self._chain.load_file(output["onto"]["file"])
             judged.append(run_chain.Judged(output, bits, dtype, before, expected[index][1]))
         return judged
 
-    def _brought_back(self, case: Json, judged: Any) -> Json:
+    def _write_output(self, case: Json, judged: Any) -> Json:
         """Return the record of an output for the result, after writing its array to `values/` if it differs.
 
         An array is written unless it is bitwise as expected or larger than MOST_VALUES_BYTES. If the disk
@@ -236,7 +238,7 @@ class Runner:
         return judged.record
 
 
-def chosen(step: Json, returned: list[tuple[Any, str]]) -> int | None:
+def choose_token(step: Json, returned: list[tuple[Any, str]]) -> int | None:
     """Return the token with the largest logit, the lowest of equal ones; None if the outputs are missing.
 
     Args:
@@ -253,7 +255,7 @@ def chosen(step: Json, returned: list[tuple[Any, str]]) -> int | None:
     return min(candidates, default=None)
 
 
-def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> int:
+def run_child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> int:
     """Run the launches from the case `options.child` on, in the child process; return the exit status.
 
     Returns:
@@ -265,7 +267,7 @@ def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) 
         Runner(folder, out, manifest, options).run_from(options.child)
     except BaseException as error:
         traceback.print_exc()
-        teller.say(error=run.described(error))
+        teller.say(error=run.describe_error(error))
         return 1
     teller.say(stage=None)
     return 0
@@ -308,12 +310,12 @@ class Story:
         self._crashes[case["like"] or case["name"]] += 1
         self._append(
             {
-                **run.skipped(case["name"], ""),
+                **run.make_skipped_result(case["name"], ""),
                 **MODEL_PART,
                 "status": "failed",
                 "stage": stage,
                 "error": error,
-                "log": run.kept(self._out, f"logs/{case['name']}.txt", log, self._record),
+                "log": run.keep_text(self._out, f"logs/{case['name']}.txt", log, self._record),
             }
         )
 
@@ -331,7 +333,7 @@ class Story:
         self._record.values["cases"].append(result)
         self._record.save()
         if result["status"] != "ran":
-            print(run.line_of(result), flush=True)
+            print(run.format_result(result), flush=True)
         if not self.left or self.left[0]["step"] != case["step"]:
             self._tell_step(case["step"])
 
@@ -355,10 +357,12 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
     """
     story = Story(out, manifest, options, record)
     for case in manifest["cases"]:
-        launcher, remark = run.launcher_of(case, options, record)
+        launcher, remark = run.choose_launcher(case, options, record)
         if launcher is None:
             for case_result in story.left:
-                record.values["cases"].append({**run.skipped(case_result["name"], remark), **MODEL_PART})
+                record.values["cases"].append(
+                    {**run.make_skipped_result(case_result["name"], remark), **MODEL_PART}
+                )
             return
         break
     build, logs = out / "build", ""
@@ -367,25 +371,25 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
         options.leave_out = story.left_out
         process = run.start_child(out, first, build, launcher, options, record, story.note)
         for loss in process.lost:
-            record.failed("write", loss)
+            record.add_failure("write", loss)
         logs = (logs + process.log)[-run.LOG_BYTES :]
         if not story.left or process.error is None:
             break
         if "begun" not in process.told and heard == len(story.left):
-            record.failed("read", f"{process.error['type']}: {process.error['message']}")
+            record.add_failure("read", f"{process.error['type']}: {process.error['message']}")
             break
         story.lose(process.error, process.told["stage"], process.log)
-    run.kept(out, "logs/launches.txt", logs, record)
-    for name, case, neff in timed_programs(manifest, story.neffs):
+    run.keep_text(out, "logs/launches.txt", logs, record)
+    for name, case, neff in list_timed_programs(manifest, story.neffs):
         result = next((case for case in record.values["cases"] if case["name"] == name), None)
         if result is not None and result["status"] == "ran":
-            result["times"], _ = run.on_device(neff, out, case, options, result["times"], record)
+            result["times"], _ = run.time_on_device(neff, out, case, options, result["times"], record)
             if not options.no_profile:
-                result["profile"] = run.profiled(neff, out, case, options, record)
+                result["profile"] = run.profile_neff(neff, out, case, options, record)
             record.save()
 
 
-def timed_programs(manifest: Json, neffs: dict[str, str]) -> Iterator[tuple[str, Json, Path]]:
+def list_timed_programs(manifest: Json, neffs: dict[str, str]) -> Iterator[tuple[str, Json, Path]]:
     """Yield (name, case, path of the NEFF) of every case whose launch reported a NEFF, in the order of cases."""
     for case in manifest["cases"]:
         if case["name"] in neffs:

@@ -46,7 +46,7 @@ def check_weights(folder: str | None, files: list[Json]) -> str:
     return ""
 
 
-def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
+def map_tensors(path: Path) -> dict[str, tuple[Any, str]]:
     """Return the tensors of a .safetensors file by name, as (memory-mapped bits, dtype).
 
     The bits are a flat array of unsigned integers in row-major order, None for an empty tensor. Tensors of
@@ -69,7 +69,7 @@ def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
     return tensors
 
 
-def rounded(bits: Any, dtype: str, into: str) -> Any:
+def round_bits(bits: Any, dtype: str, into: str) -> Any:
     """Return the bits of floats in another dtype, as unsigned integers of its width.
 
     bfloat16 is rounded to nearest, ties to even, and NaN stays NaN. float32 is exact.
@@ -98,7 +98,7 @@ def rounded(bits: Any, dtype: str, into: str) -> Any:
     return np.where(is_nan, wide >> np.uint32(16) | np.uint32(0x40), nearest).astype(np.uint16)
 
 
-def drawn(tensor: Json) -> tuple[Any, str]:
+def draw_tensor(tensor: Json) -> tuple[Any, str]:
     """Return (bits, dtype) of a random tensor, uniform in [`shift` - `scale`, `shift` + `scale`].
 
     The bits are a flat array of unsigned integers with `count` elements. numpy's PCG64 with the tensor's seed
@@ -111,10 +111,10 @@ def drawn(tensor: Json) -> tuple[Any, str]:
     words = np.random.PCG64(tensor["seed"]).random_raw(tensor["count"])
     steps = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
     floats = steps * np.float32(tensor["scale"]) + np.float32(tensor["shift"])
-    return rounded(floats.view(np.uint32), "float32", tensor["dtype"]), tensor["dtype"]
+    return round_bits(floats.view(np.uint32), "float32", tensor["dtype"]), tensor["dtype"]
 
 
-def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
+def assemble_operand(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
     """Return the bits of an operand, assembled from pieces of tensors; elements that no piece covers are 0.
 
     Args:
@@ -141,7 +141,7 @@ def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
         )
         operand_bits[
             tuple(slice(origin, origin + size) for origin, size in zip(piece["at"], piece["shape"]))
-        ] = rounded(box, stored, dtype)
+        ] = round_bits(box, stored, dtype)
     digest = hashlib.sha256(operand_bits.tobytes()).hexdigest()
     if digest != operand["sha256"]:
         raise ValueError(
@@ -160,7 +160,7 @@ class Weights:
     def __init__(self, folder: str | None, weights: Json) -> None:
         self._tensors: dict[str, tuple[Any, str]] = {}
         for file in weights["files"]:
-            self._tensors.update(tensors_of(Path(folder or ".") / file["name"]))
+            self._tensors.update(map_tensors(Path(folder or ".") / file["name"]))
         self._drawn = {tensor["name"]: tensor for tensor in weights["drawn"]}
         self._operands = {operand["name"]: operand for operand in weights["operands"]}
         self._made: Json = {}
@@ -176,9 +176,9 @@ class Weights:
             operand = self._operands[name]
             tensor_names = {piece["tensor"] for piece in operand["pieces"]}
             random_tensors = {
-                tensor_name: drawn(self._drawn[tensor_name])
+                tensor_name: draw_tensor(self._drawn[tensor_name])
                 for tensor_name in tensor_names
                 if tensor_name in self._drawn
             }
-            self._made[name] = prepared(operand, self._tensors | random_tensors)
+            self._made[name] = assemble_operand(operand, self._tensors | random_tensors)
         return self._made[name]

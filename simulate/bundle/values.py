@@ -14,8 +14,8 @@ from nkw.errors import InvalidArgument
 from simulate.bundle.manifest import Case, Output
 from simulate.bundle.reading import get_storage_dtype
 from simulate.bundle.result import CaseResult, Values, read_expected, read_output
-from simulate.bundle.run import tile_digests, tiles
-from simulate.bundle.run_chain import float_errors
+from simulate.bundle.run import digest_tiles, split_tiles
+from simulate.bundle.run_chain import compare_floats
 
 
 class Agreement(Enum):
@@ -142,7 +142,7 @@ def _compare_digests(output: Output, returned: Values, expected: np.ndarray | No
     """
     digests, size = list(output.tiles), math.prod(output.shape)
     if expected is not None:
-        digests = tile_digests(expected.view(get_storage_dtype(expected.dtype)), *output.tile)
+        digests = digest_tiles(expected.view(get_storage_dtype(expected.dtype)), *output.tile)
     if returned.tiles is None or len(returned.tiles) != len(digests):
         return OutputComparison(
             output.name, Agreement.missing, "neither values nor digests of its tiles came back"
@@ -173,21 +173,21 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
     Integers must be equal; floats may differ by the output's tolerance. Two NaN are equal in value.
     """
     dtype = expected.dtype
-    errors, same, same_bits = float_errors(seen, expected)
+    errors, same, same_bits = compare_floats(seen, expected)
     with np.errstate(invalid="ignore", over="ignore"):
         seen_values, expected_values = seen.astype(np.float64), expected.astype(np.float64)
     ulps = ulps_between(seen, expected)
     bound = 0.0 if dtype.kind in "biu" else _get_allowed(output)
     beyond = ~same if bound is None else errors > bound
     is_decisive = beyond if beyond.any() else ~same_bits
-    num_tiles = sum(1 for _ in tiles(same_bits, *output.tile))
+    num_tiles = sum(1 for _ in split_tiles(same_bits, *output.tile))
     if not is_decisive.any():
         return OutputComparison(
             output.name, Agreement.equal, tiles=num_tiles, size=expected.size, error=0.0, allowed=bound
         )
     wrong = [
         (row // output.tile[0], column // output.tile[1], row, column, tile_mask)
-        for row, column, tile_mask in tiles(is_decisive, *output.tile)
+        for row, column, tile_mask in split_tiles(is_decisive, *output.tile)
         if tile_mask.any()
     ]
     tile_row, tile_column, row, column, tile_mask = wrong[0]

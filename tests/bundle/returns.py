@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from simulate.bundle.manifest import load_bundle
-from simulate.bundle.run import tile_digests
+from simulate.bundle.run import digest_tiles
 
 
 def bring_back(folder: Path) -> None:
@@ -22,7 +22,7 @@ def bring_back(folder: Path) -> None:
             file = f"values/{case.name}/{output.name}.npy"
             (folder / "result" / file).parent.mkdir(parents=True, exist_ok=True)
             np.save(folder / "result" / file, array)
-            shape, tiles = list(output.shape), tile_digests(array, *output.tile)
+            shape, tiles = list(output.shape), digest_tiles(array, *output.tile)
             outputs.append(
                 {"name": output.name, "file": file, "dtype": output.dtype, "shape": shape, "tiles": tiles}
             )

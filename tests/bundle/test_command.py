@@ -17,7 +17,7 @@ import pytest
 
 from simulate.bundle import build, folder, run, sources
 from simulate.bundle.manifest import load_bundle
-from simulate.bundle.run import digest_of
+from simulate.bundle.run import compute_digest
 from simulate.cli import main
 
 COPY = """
@@ -85,9 +85,9 @@ def test_a_bundle_of_the_same_is_the_same(bundled: Any, tmp_path: Path) -> None:
     one, two = (load_bundle(tmp_path / name) for name in ("one", "two"))
     assert one == two
     manifest = json.loads((tmp_path / "one" / "bundle.json").read_text())
-    assert digest_of(tmp_path / "one", manifest) == one.digest
+    assert compute_digest(tmp_path / "one", manifest) == one.digest
     (tmp_path / "one" / "README.md").write_text("other")
-    assert digest_of(tmp_path / "one", manifest) != one.digest
+    assert compute_digest(tmp_path / "one", manifest) != one.digest
 
 
 def test_the_digest_of_instructions_changes_with_an_operand(bundled: Any, tmp_path: Path) -> None:

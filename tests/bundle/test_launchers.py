@@ -27,7 +27,7 @@ def case(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
     yield lambda name: next(case for case in manifest["cases"] if case["name"] == name)
     for name in [module for module in sys.modules if module.partition(".")[0] == "travelling"]:
         del sys.modules[name]
-    run.imported.cache_clear()
+    run.import_kernel.cache_clear()
 
 
 class Placed:
@@ -55,7 +55,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 
 def reading(bundle: Path) -> Callable[[dict[str, Any]], Any]:
     """Read arguments from the files of the bundle."""
-    return run.read_from(bundle, {"weights": None}, None)
+    return run.make_reader(bundle, {"weights": None}, None)
 
 
 def same_as_expected(bundle: Path, case: dict[str, Any], returned: Any) -> None:
@@ -84,7 +84,7 @@ def test_torchneuron_gets_an_operator_that_torch_takes(
     same_as_expected(
         bundle,
         case(name),
-        run.by_torchneuron(bundle, case(name), reading(bundle))(),
+        run.prepare_torchneuron_launch(bundle, case(name), reading(bundle))(),
     )
     ((operator, mutates),) = seen
     assert operator.startswith(f"nkw_bundle::{name}_")
@@ -111,11 +111,11 @@ def test_torchneuron_is_told_which_arguments_a_kernel_writes_to(
     module(monkeypatch, "torch_neuronx", nki_op=nki_op)
     on_device(monkeypatch, "neuron")
     try:
-        same_as_expected(folder, case, run.by_torchneuron(folder, case, reading(folder))())
+        same_as_expected(folder, case, run.prepare_torchneuron_launch(folder, case, reading(folder))())
     finally:
         for name in [module for module in sys.modules if module.partition(".")[0] == "travelling"]:
             del sys.modules[name]
-        run.imported.cache_clear()
+        run.import_kernel.cache_clear()
     assert seen == [{"cache"}]
 
 
@@ -130,7 +130,7 @@ def test_torch_xla_gets_tensors_on_its_device_and_a_step(
     same_as_expected(
         bundle,
         case(name),
-        run.by_torch_xla(bundle, case(name), reading(bundle))(),
+        run.prepare_torch_xla_launch(bundle, case(name), reading(bundle))(),
     )
     assert steps == [1]
 
@@ -161,9 +161,9 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 
     module(monkeypatch, "neuronxcc.nki", baremetal=baremetal, benchmark=benchmark, jit=None)
     doubled = case("doubled")
-    same_as_expected(bundle, doubled, run.by_baremetal(bundle, doubled, reading(bundle))())
+    same_as_expected(bundle, doubled, run.prepare_baremetal_launch(bundle, doubled, reading(bundle))())
     assert len(kernels) == 1
-    times = run.benchmarked(
+    times = run.benchmark_kernel(
         bundle,
         doubled,
         reading(bundle),
@@ -200,14 +200,14 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 def test_what_is_installed_decides_the_path(
     dialect: str, installed: dict[str, str], launcher: str | None, reason: str
 ) -> None:
-    launcher_name, remark = run.usable_launcher(dialect, installed)
+    launcher_name, remark = run.find_launcher(dialect, installed)
     assert launcher_name == launcher
     assert reason in remark and bool(reason) == bool(remark)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float32", "int32"])
 def test_arrays_are_the_same_bits_in_torch_and_back(dtype: str) -> None:
-    values = np.arange(-6, 6).astype(run.dtype_named(dtype))
+    values = np.arange(-6, 6).astype(run.find_dtype(dtype))
     bits, name = run.to_numpy(values)
     tensor = run.to_torch(bits, name)
     assert str(tensor.dtype) == f"torch.{dtype}"
@@ -253,7 +253,7 @@ def test_a_record_gives_up_its_reserve_then_the_values_then_goes_to_stdout(
 
 
 def test_the_spread_is_the_interquartile_range() -> None:
-    times = run.summarised([4.0, 1.0, 3.0, 2.0, 100.0], 1, "host")
+    times = run.summarize_times([4.0, 1.0, 3.0, 2.0, 100.0], 1, "host")
     assert times["median_ns"] == 3.0
     assert times["spread_ns"] == np.subtract(*np.percentile([1, 2, 3, 4, 100], [75, 25]))
-    assert run.summarised([5.0], 0, "host")["spread_ns"] == 0.0
+    assert run.summarize_times([5.0], 0, "host")["spread_ns"] == 0.0

@@ -16,7 +16,7 @@ from model.errors import ModelError
 from model.llm.loaded import LoadedModel
 from model.mesh import Mesh
 from simulate.bundle.chain import Origins, find_written_positions
-from simulate.bundle.run_weights import drawn, rounded
+from simulate.bundle.run_weights import draw_tensor, round_bits
 from tests.model.family_folders import write_family
 
 
@@ -88,7 +88,7 @@ def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:
     for bits, dtype in ((halves, np.float16), (words, np.float32)):
         with np.errstate(all="ignore"):
             wanted = bits.view(dtype).astype(ml_dtypes.bfloat16)
-        seen = rounded(bits, np.dtype(dtype).name, "bfloat16").view(ml_dtypes.bfloat16)
+        seen = round_bits(bits, np.dtype(dtype).name, "bfloat16").view(ml_dtypes.bfloat16)
         nan = np.isnan(wanted)
         np.testing.assert_array_equal(np.isnan(seen), nan)
         np.testing.assert_array_equal(seen.view(np.uint16)[~nan], wanted.view(np.uint16)[~nan])
@@ -96,16 +96,16 @@ def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:
         narrow = halves.view(np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
         with np.errstate(all="ignore"):
             exact = narrow.astype(np.float32)
-        np.testing.assert_array_equal(rounded(halves, dtype, "float32").view(np.float32), exact)
+        np.testing.assert_array_equal(round_bits(halves, dtype, "float32").view(np.float32), exact)
     with pytest.raises(ValueError, match="bfloat16 is not turned into float16"):
-        rounded(halves, "bfloat16", "float16")
+        round_bits(halves, "bfloat16", "float16")
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(0.5, 1.0), (2.0**-5, 0.0)])
 def test_a_drawn_tensor_is_what_is_documented(scale: float, shift: float) -> None:
     """By whole numbers of Python instead of float32 arithmetic; mean and variance are those of even chances."""
     about = {"name": "a", "dtype": "float32", "count": 4097, "seed": 7, "scale": scale, "shift": shift}
-    bits, dtype = drawn(about)
+    bits, dtype = draw_tensor(about)
     words = np.random.PCG64(7).random_raw(4097)
     values = [np.float32(shift + scale * ((int(word) >> 40) - 2**23) / 2**23) for word in words]
     np.testing.assert_array_equal(bits.view(np.float32), np.array(values, np.float32))
@@ -116,7 +116,7 @@ def test_a_drawn_tensor_is_what_is_documented(scale: float, shift: float) -> Non
     deviation = scale / 3**0.5
     assert abs(seen.mean() - shift) < 6 * deviation / 4097**0.5
     assert abs(seen.var() - deviation**2) < 6 * deviation**2 * (4 / 5 / 4097) ** 0.5
-    narrow, _ = drawn({**about, "dtype": "bfloat16"})
+    narrow, _ = draw_tensor({**about, "dtype": "bfloat16"})
     wanted = bits.view(np.float32).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(narrow, wanted.view(np.uint16))
 

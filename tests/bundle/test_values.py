@@ -14,7 +14,7 @@ from simulate.bundle.blame import Comparison, Fault, compare_cases
 from simulate.bundle.compare import make_report
 from simulate.bundle.manifest import Bundle, Output, Tolerance, load_bundle
 from simulate.bundle.result import CaseResult, Environment, Result, Times, Values
-from simulate.bundle.run import tile_digests, tiles
+from simulate.bundle.run import digest_tiles, split_tiles
 from simulate.bundle.values import Agreement, compare_arrays, ulps_between
 
 BOUND = Tolerance(0.75, 0.25, 1.0, 1, 1, "float32")
@@ -114,10 +114,10 @@ def test_integers_have_no_bound_and_unreferenced_floats_no_judgement() -> None:
 )
 def test_tiles_take_leading_dims_as_rows(shape: tuple[int, ...], origins: list[tuple[int, int]]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    found_tiles = list(tiles(array, 2, 4))
+    found_tiles = list(split_tiles(array, 2, 4))
     assert [(row, column) for row, column, _ in found_tiles] == origins
     assert sum(tile.size for *_, tile in found_tiles) == array.size
-    assert len(tile_digests(array, 2, 4)) == len(origins)
+    assert len(digest_tiles(array, 2, 4)) == len(origins)
 
 
 # -- who is blamed ---------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def story(bundle: Path) -> Story:
     for case in told.bundle.cases:
         values = []
         for output in case.outputs:
-            digests = tile_digests(np.load(bundle / output.file), *output.tile)
+            digests = digest_tiles(np.load(bundle / output.file), *output.tile)
             values.append(Values(output.name, output.dtype, output.shape, None, tuple(digests)))
         told.cases[case.name] = replace(told.cases[case.name], outputs=tuple(values))
     return told
