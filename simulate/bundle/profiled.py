@@ -11,7 +11,7 @@ from nkw.report import Hanging, Part
 from simulate.bundle.manifest import Case
 from simulate.bundle.reading import resolve_inside
 from simulate.bundle.result import RESULT_FOLDER, CaseResult
-from simulate.profile.numbers import us
+from simulate.profile.numbers import format_us
 from simulate.profile.vendor import DeviceProfile, read_profile
 from simulate.profile.vendor.side_by_side import Pair, pair_amounts, pair_lines
 from simulate.profile.vendor.text import make_named_table, make_pairs_table, make_records
@@ -78,10 +78,13 @@ def make_profile_parts(name: str, case_profile: CaseProfile) -> list[Part]:
         return [Hanging(f"{name}: the profile cannot be compared: {shown(case_profile.unread)}")]
     report_parts: list[Part] = [
         "",
-        make_pairs_table(f"{name}, active us", (case_profile.total, *case_profile.engines), us),
+        make_pairs_table(f"{name}, active us", (case_profile.total, *case_profile.engines), format_us),
     ]
     if case_profile.lines:
-        report_parts += ["", make_named_table(f"{name}, line, us", case_profile.lines, _MOST_LINES, us)]
+        report_parts += [
+            "",
+            make_named_table(f"{name}, line, us", case_profile.lines, _MOST_LINES, format_us),
+        ]
     return report_parts
 
 

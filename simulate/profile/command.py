@@ -21,13 +21,13 @@ from simulate.profile.comparison import text as comparison_text
 from simulate.profile.comparison.compare import Comparison
 from simulate.profile.comparison.measured import Measured, sum_profiles
 from simulate.profile.document import make_document
-from simulate.profile.numbers import us
+from simulate.profile.numbers import format_us
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import make_report
 from simulate.profile.vendor import DeviceProfile, SideBySide
 from simulate.profile.vendor import text as vendor_text
-from simulate.profile.vendor.command import measured_slices, pair_launches
+from simulate.profile.vendor.command import pair_launches, read_measured_slices
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
@@ -70,7 +70,9 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                         shown = make_report(profile, all_advice=options.advice)
                     show([*shown, ""])
                 elif page is not None:
-                    print(f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)")
+                    print(
+                        f"{profile.title}: {format_us(profile.length_ns)} us ({profile.reading.value} reading)"
+                    )
             if trace is not None:
                 _write_trace(trace, options, launches, profiles, profile_indices, baseline)
             if page is not None:
@@ -142,7 +144,7 @@ def _write_trace(
     titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
     launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
     processes = [(name, profile.streams, profile.timeline) for name, profile in zip(titles, launch_profiles)]
-    write_trace(trace, processes, measured_slices(baseline))
+    write_trace(trace, processes, read_measured_slices(baseline))
     print(f"trace: {options.trace}")
 
 
@@ -187,7 +189,7 @@ def profile_distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list
     firsts: list[tuple[int, Launch]] = []
     profile_indices = []
     for number, launch in enumerate(launches):
-        key = (launch.kernel, launch.hardware, *map(_stream_key, launch.streams))
+        key = (launch.kernel, launch.hardware, *map(_make_stream_key, launch.streams))
         if key not in index_by_key:
             index_by_key[key] = len(firsts)
             firsts.append((number, launch))
@@ -202,7 +204,7 @@ def profile_distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list
     return profiles, profile_indices
 
 
-def _stream_key(stream: Stream) -> tuple[object, ...]:
+def _make_stream_key(stream: Stream) -> tuple[object, ...]:
     """Return everything in a stream that its profile depends on, as a hashable key."""
     columns = (stream.ops, stream.engines, stream.triggers, stream.cost_ids, stream.line_ids, stream.row_ends)
     return (

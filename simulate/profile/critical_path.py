@@ -44,12 +44,16 @@ def find_critical_path(moments: Moments) -> tuple[Stretch, ...]:
     steps = timeline.critical_path
     leaves = [*(step.enter_ns for step in steps[1:]), timeline.length_ns]
     return tuple(
-        Stretch(event, step.reason, step.enter_ns, leave, tuple(_phases(moments, event, step, leave)))
+        Stretch(
+            event, step.reason, step.enter_ns, leave, tuple(_split_into_phases(moments, event, step, leave))
+        )
         for event, step, leave in zip((timeline.bases[s.stream] + s.event for s in steps), steps, leaves)
     )
 
 
-def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> Iterator[tuple[Phase, float]]:
+def _split_into_phases(
+    moments: Moments, event: int, step: PathStep, leave_ns: float
+) -> Iterator[tuple[Phase, float]]:
     """Yield (phase, ns) of an event between `step.enter_ns` and `leave_ns`, in order of time, without empty phases.
 
     Time after the last phase that the next step waits for is a semaphore wait.
@@ -60,7 +64,7 @@ def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> It
         leave_ns: When the next step takes over.
     """
     now_ns = step.enter_ns
-    for phase, phase_end_ns in _phase_ends(moments, event, step, leave_ns):
+    for phase, phase_end_ns in _list_phase_ends(moments, event, step, leave_ns):
         end_ns = min(phase_end_ns, leave_ns)
         if end_ns > now_ns:
             yield phase, end_ns - now_ns
@@ -71,7 +75,7 @@ def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> It
         yield Phase.semaphore, leave_ns - now_ns
 
 
-def _phase_ends(
+def _list_phase_ends(
     moments: Moments, event: int, step: PathStep, leave_ns: float
 ) -> Iterator[tuple[Phase, float]]:
     """Yield (phase, end in ns) for the phases of an event that the next step may wait for, in order of time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.lines import location
-from simulate.profile.advice.text import records
+from simulate.profile.advice.text import make_advice_records
 from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
 from simulate.timing.timeline import core_label
@@ -67,7 +67,7 @@ def make_document(profile: Profile) -> dict[str, Any]:
             {"halved": change.cost_name, "at": change.line, "length_ns": float(change.length_ns)}
             for change in profile.what_if
         ],
-        **records(profile),
+        **make_advice_records(profile),
     }
 
 

@@ -138,7 +138,7 @@ def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
     """
     sums: dict[tuple[int, _Texts], list[float]] = {}
     for gap in gaps:
-        totals = sums.setdefault((gap.track, _texts(moments, gap)), [0, 0.0, 0.0])
+        totals = sums.setdefault((gap.track, _describe_gap(moments, gap)), [0, 0.0, 0.0])
         totals[0] += 1
         totals[1] += gap.length_ns
         totals[2] = max(totals[2], gap.length_ns)
@@ -150,7 +150,7 @@ def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
     )
 
 
-def _texts(moments: Moments, gap: Gap) -> _Texts:
+def _describe_gap(moments: Moments, gap: Gap) -> _Texts:
     """Return the texts that gaps of a group have in common, in the order of `_Texts`."""
     event, cause = gap.event, gap.cause
     return (

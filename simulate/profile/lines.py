@@ -52,7 +52,7 @@ def sum_by_line(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ..
         for line, index in order.items()
         if events[index]
     ]
-    return tuple(sorted(line_times, key=_sort_key))
+    return tuple(sorted(line_times, key=_make_sort_key))
 
 
 def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
@@ -65,7 +65,7 @@ def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[Line
         path: The critical path, as `find_critical_path` returns it.
     """
     timeline = moments.timeline
-    held_ns = _held_ns_by_event(moments)
+    held_ns = _sum_held_ns(moments)
     path_ns_by_event: dict[int, float] = {}
     for stretch in path:
         path_ns_by_event[stretch.event] = path_ns_by_event.get(stretch.event, 0.0) + stretch.length_ns
@@ -90,10 +90,10 @@ def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[Line
                 totals[1] += chain_held_ns
                 totals[2] += chain_path_ns
     line_times = [LineTime(line, int(totals[0]), totals[1], totals[2]) for line, totals in sums.items()]
-    return tuple(sorted(line_times, key=_sort_key))
+    return tuple(sorted(line_times, key=_make_sort_key))
 
 
-def _held_ns_by_event(moments: Moments) -> NDArray[np.float64]:
+def _sum_held_ns(moments: Moments) -> NDArray[np.float64]:
     """Return for every event the ns for which it occupies engines and DMA queues.
 
     The array is float64, indexed by the number of the event over all streams.
@@ -105,6 +105,6 @@ def _held_ns_by_event(moments: Moments) -> NDArray[np.float64]:
     return held_ns
 
 
-def _sort_key(line_time: LineTime) -> tuple[float, float, str]:
+def _make_sort_key(line_time: LineTime) -> tuple[float, float, str]:
     """Return the sort key of a line: descending `path_ns`, then `held_ns`, then name."""
     return -line_time.path_ns, -line_time.held_ns, format_line(line_time.line)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def us(nanoseconds: float) -> str:
+def format_us(nanoseconds: float) -> str:
     """Format a time in ns as microseconds, with three decimals and without a unit."""
     return f"{nanoseconds / 1000:.3f}"
 
 
-def share(amount: float, total: float) -> str:
+def format_share(amount: float, total: float) -> str:
     """Format an amount as a percentage of a total, such as "12.5 %"; "-" if the total is 0."""
     return f"{100 * amount / total:.1f} %" if total else "-"

@@ -100,7 +100,7 @@ def compute_roofline(
         traffic: Bytes to and from HBM by tensor, as `sum_traffic` returns them.
     """
     cores = len(streams)
-    peaks = matmul_peaks(hardware, cores)
+    peaks = list_matmul_peaks(hardware, cores)
     by_width = dict(peaks)
     flops = moved = transfers = 0
     peak_rate_ns = 0.0
@@ -112,7 +112,7 @@ def compute_roofline(
                 transfers += 1
             if cost.flops:
                 flops += cost.flops
-                peak_rate_ns += cost.flops / by_width[_operand_width(stream, event, by_width)]
+                peak_rate_ns += cost.flops / by_width[_find_operand_width(stream, event, by_width)]
     return Roofline(
         length_ns=length_ns,
         flops=flops,
@@ -127,7 +127,7 @@ def compute_roofline(
     )
 
 
-def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float], ...]:
+def list_matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float], ...]:
     """Return (operand width, FLOP per ns) for the Tensor engines of some cores, highest peak first.
 
     The widths are "16-bit" and "32-bit", and "8-bit" and "mx" where the chip has such a mode.
@@ -142,7 +142,7 @@ def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float],
     return tuple(peaks)
 
 
-def _operand_width(stream: Stream, event: int, peaks: dict[str, float]) -> str:
+def _find_operand_width(stream: Stream, event: int, peaks: dict[str, float]) -> str:
     """Return the operand width of a matmul as a key of `peaks`; the widest operand decides."""
     names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.mode == READ]
     if "mx" in peaks and any(name.endswith("_x4") for name in names):

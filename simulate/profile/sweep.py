@@ -22,7 +22,7 @@ from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, draw_bars
 from simulate.occupancy.bars import draw_bars_svg as bars_svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, format_verdict
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 from simulate.profile.profile import Profile, profile
 from simulate.timing import Reading
 
@@ -45,16 +45,16 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 return 2
             trials, end = sweep.launch_sizes(options)
             reading = Reading(options.reading)
-            profiles = [_profile(trial, reading) for trial in progress(trials, "profiles")]
+            profiles = [_profile_trial(trial, reading) for trial in progress(trials, "profiles")]
             title = f"{sweep.format_title(options, trials)} ({reading.value} reading)"
             charts = [
-                _bars(options.sweep.name, trials, profiles),
+                _make_bars(options.sweep.name, trials, profiles),
                 *sweep.memory_bars(options.sweep.name, trials),
             ]
             report_parts: list[Part] = [
                 Hanging(title, style="bold"),
                 "",
-                _table(options.sweep.name, trials, profiles),
+                _make_table(options.sweep.name, trials, profiles),
                 "",
                 *sweep.describe_refusals(options.sweep.name, trials, end),
             ]
@@ -62,10 +62,10 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 show([*report_parts, "", Drawn(partial(draw_bars, charts[0]))])
             if page is not None:
                 with page.writing() as file:
-                    file.write(_page(title, as_html(report_parts), bars_svg(charts)))
+                    file.write(_make_page(title, as_html(report_parts), bars_svg(charts)))
                 print(f"page: {options.html}")
             if any(trial.launch for trial in trials):
-                contents["sweep"] = _contents(options.sweep.name, trials, profiles, end)
+                contents["sweep"] = _make_contents(options.sweep.name, trials, profiles, end)
     except NoVerdict as failed:
         return print_no_verdict(failed)
     except NkwError as refused:
@@ -74,14 +74,14 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
     return 0 if any(trial.launch for trial in trials) else 2
 
 
-def _profile(trial: Trial, reading: Reading) -> Profile | None:
+def _profile_trial(trial: Trial, reading: Reading) -> Profile | None:
     """Return the profile of a trial, or None if it was not launched or does not fit."""
     if trial.launch is None or not trial.fits:
         return None
     return profile(trial.launch.streams, trial.launch.hardware, reading=reading)
 
 
-def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Part:
+def _make_table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Part:
     """Return the table of times, floors and high-water marks, a row for each size.
 
     Args:
@@ -93,29 +93,29 @@ def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None
         row = (
             ["-"] * 3
             if trial_profile is None
-            else [us(trial_profile.length_ns), us(trial_profile.roofline.least_ns)]
+            else [format_us(trial_profile.length_ns), format_us(trial_profile.roofline.least_ns)]
         )
         if trial_profile is not None:
-            row.append(share(trial_profile.roofline.least_ns, trial_profile.length_ns))
+            row.append(format_share(trial_profile.roofline.least_ns, trial_profile.length_ns))
         rows.append(
             (
                 f"{trial.size:,}",
                 *row,
                 trial_profile.roofline.bound if trial_profile else format_verdict(trial),
-                *_memory(trial),
+                *_format_memory(trial),
             )
         )
     return table(f"{name}|us|floor us|floor|bound|SBUF|PSUM", rows, left=(4,))
 
 
-def _memory(trial: Trial) -> list[str]:
+def _format_memory(trial: Trial) -> list[str]:
     """Return the high-water marks of SBUF and PSUM in bytes, formatted; "-" for a trial without a launch."""
     if trial.launch is None:
         return ["-", "-"]
     return [f"{trial.launch.high_water_bytes(region):,}" for region in (MemoryRegion.sbuf, MemoryRegion.psum)]
 
 
-def _bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
+def _make_bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
     """Return a bar for each size: its time, split into the floor and the time above it.
 
     Empty without a profile.
@@ -128,13 +128,15 @@ def _bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]
         segments = min(floor_ns, length_ns), max(length_ns - floor_ns, 0.0)
         bars.append(
             Bar(
-                f"{trial.size:,}", segments, f"{us(length_ns)} us" if trial_profile else format_verdict(trial)
+                f"{trial.size:,}",
+                segments,
+                f"{format_us(length_ns)} us" if trial_profile else format_verdict(trial),
             )
         )
     return Bars(f"time by {name}", ("floor", "above the floor"), tuple(bars))
 
 
-def _page(title: str, report: str, picture: str) -> str:
+def _make_page(title: str, report: str, picture: str) -> str:
     """Return the HTML page of a sweep: the report, then the charts."""
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -144,7 +146,7 @@ def _page(title: str, report: str, picture: str) -> str:
     )
 
 
-def _contents(
+def _make_contents(
     name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
 ) -> dict[str, Any]:
     """Return the sweep as JSON types, with times in ns; null for sizes without a profile."""

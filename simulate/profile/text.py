@@ -11,13 +11,13 @@ from itertools import groupby
 
 from nkw.report import Hanging, Name, Noted, Part, Table, shorten_name, table
 from nkw.terminal import rendered, report_of
-from simulate.profile.advice.text import advice_parts
+from simulate.profile.advice.text import make_advice_parts
 from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
 from simulate.profile.gaps import DONE, FIRST_BYTE, GapGroup
 from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, format_line, read_source_line
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 from simulate.profile.profile import Profile
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
@@ -46,53 +46,54 @@ def make_report(profile: Profile, rows: int = 8, all_advice: bool = False) -> li
         rows: Most rows of each table.
         all_advice: Show all advice and the vendor's bounds; by default, the first three pieces of advice.
     """
-    blocks: list[list[Part]] = [_head(profile), _tracks(profile), _rates(profile)]
+    blocks: list[list[Part]] = [_make_head(profile), _make_track_table(profile), _make_rates(profile)]
     if profile.length_ns:
-        blocks += [_path(profile, rows), _gaps(profile)]
+        blocks += [_make_path_tables(profile, rows), _make_gap_tables(profile)]
     if profile.traffic:
-        blocks.append([make_traffic_table(profile, rows), *_more_traffic(profile, rows)])
+        blocks.append([make_traffic_table(profile, rows), *_count_more_traffic(profile, rows)])
     if profile.lines:
-        blocks += [_lines(profile, rows), _what_if(profile, rows)]
-        blocks += advice_parts(profile, all_advice)
+        blocks += [_make_line_tables(profile, rows), _make_what_if_table(profile, rows)]
+        blocks += make_advice_parts(profile, all_advice)
     return [*blocks[0], *(line for block in blocks[1:] for line in ("", *block))]
 
 
-def _head(profile: Profile) -> list[Part]:
+def _make_head(profile: Profile) -> list[Part]:
     """Return the title, the lengths of all readings, the overheads, and the confidence of the length."""
     lengths = profile.timelines
     order = (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
-    bracket = " <= ".join(f"{reading.value} {us(lengths[reading].length_ns)}" for reading in order)
-    head = f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)"
+    bracket = " <= ".join(f"{reading.value} {format_us(lengths[reading].length_ns)}" for reading in order)
+    head = f"{profile.title}: {format_us(profile.length_ns)} us ({profile.reading.value} reading)"
     out: list[Part] = [Hanging(head, style="bold"), Hanging(f"{bracket} us")]
     out.append(
         Hanging(
-            f"device time; starting and ending the kernel takes {us(profile.timeline.overhead_ns)} us more, and a "
-            f"synchronous call from the host about {us(profile.hardware.host_overhead_ns)} us on top"
+            "device time; starting and ending the kernel takes "
+            f"{format_us(profile.timeline.overhead_ns)} us more, and a synchronous call from the host about "
+            f"{format_us(profile.hardware.host_overhead_ns)} us on top"
         )
     )
     if profile.length_ns:
         length = profile.length_ns
         shares = ", ".join(
-            f"{share(confidence_ns, length)} {CALLED[confidence]}"
+            f"{format_share(confidence_ns, length)} {CALLED[confidence]}"
             for confidence, confidence_ns in profile.basis.by_confidence
         )
         most = ", ".join(
-            f"{name} {share(number_ns, length)}" for name, _, number_ns in profile.basis.by_number[:3]
+            f"{name} {format_share(number_ns, length)}" for name, _, number_ns in profile.basis.by_number[:3]
         )
         out.append(Hanging(f"the length rests on {shares} numbers; most on {most}"))
     return out
 
 
-def _tracks(profile: Profile) -> list[Part]:
+def _make_track_table(profile: Profile) -> list[Part]:
     """Return the table of busy and idle time by track, for the core that ends last."""
-    timeline, core = profile.timeline, _last_core(profile)
+    timeline, core = profile.timeline, _find_last_core(profile)
     counts = Counter(timeline.track.tolist())
     rows = [
         (
             name,
-            us(timeline.busy_ns[name]),
-            share(timeline.busy_ns[name], timeline.length_ns),
-            us(timeline.idle_ns[name]),
+            format_us(timeline.busy_ns[name]),
+            format_share(timeline.busy_ns[name], timeline.length_ns),
+            format_us(timeline.idle_ns[name]),
             str(counts[number]),
         )
         for number, name in enumerate(timeline.tracks)
@@ -104,29 +105,31 @@ def _tracks(profile: Profile) -> list[Part]:
     return out
 
 
-def _last_core(profile: Profile) -> str:
+def _find_last_core(profile: Profile) -> str:
     """Return the prefix of track names of the core on which the critical path ends; empty for a single core."""
     number = profile.moments.stream_number(profile.critical_path[-1].event) if profile.critical_path else 0
     return core_label(profile.streams, number)
 
 
-def _rates(profile: Profile) -> list[Part]:
+def _make_rates(profile: Profile) -> list[Part]:
     """Return the table of rates against peaks, and the sentences about intensity and roofline."""
     roof = profile.roofline
     dma_rate = roof.dma_bytes / roof.length_ns if roof.length_ns else 0.0
     moved = (
         f"MB in {_format_count(roof.transfers, 'transfer')}, {dma_rate:.1f} GB/s, "
-        f"{share(dma_rate, roof.dma_peak)} of {roof.dma_peak:.0f}"
+        f"{format_share(dma_rate, roof.dma_peak)} of {roof.dma_peak:.0f}"
     )
-    hbm = f"MB, {roof.hbm_rate:.1f} GB/s, MBU {share(roof.mbu, 1)} of {roof.hbm_peak:.0f}"
-    mfu = f"MFU {share(roof.mfu, 1)} of {roof.peak / 1e3:.1f} (16-bit)"
+    hbm = f"MB, {roof.hbm_rate:.1f} GB/s, MBU {format_share(roof.mbu, 1)} of {roof.hbm_peak:.0f}"
+    mfu = f"MFU {format_share(roof.mfu, 1)} of {roof.peak / 1e3:.1f} (16-bit)"
     rows: list[tuple[Part, ...]] = [
-        ("DMA", _mb(roof.dma_bytes), Hanging(moved)),
-        ("HBM", _mb(roof.hbm_bytes), Hanging(hbm)),
+        ("DMA", _format_mb(roof.dma_bytes), Hanging(moved)),
+        ("HBM", _format_mb(roof.hbm_bytes), Hanging(hbm)),
         ("matmul", f"{roof.flops / 1e9:.3f}", Hanging(f"GFLOP, {roof.flops_rate / 1e3:.2f} TFLOP/s, {mfu}")),
     ]
     if roof.flops and abs(roof.operand_peak / roof.peak - 1) > 1e-6:
-        rows.append(("", share(roof.operand_mfu, 1), f"of the {roof.operand_peak / 1e3:.1f} of its operands"))
+        rows.append(
+            ("", format_share(roof.operand_mfu, 1), f"of the {roof.operand_peak / 1e3:.1f} of its operands")
+        )
     out: list[Part] = [table("", rows, left=(0, 2), gap=1)]
     if roof.intensity is not None and roof.algorithmic_intensity is not None:
         out.append(
@@ -138,8 +141,8 @@ def _rates(profile: Profile) -> list[Part]:
     if roof.least_ns:
         out.append(
             Hanging(
-                f"roofline: {us(roof.least_ns)} us ({roof.bound} bound), "
-                f"{share(roof.least_ns, roof.length_ns)} of the length"
+                f"roofline: {format_us(roof.least_ns)} us ({roof.bound} bound), "
+                f"{format_share(roof.least_ns, roof.length_ns)} of the length"
             )
         )
     return out
@@ -150,18 +153,24 @@ def make_path_table(profile: Profile, rows: int) -> Table:
     length = profile.length_ns
     lines = sum_path_by_line(profile.moments, profile.critical_path)[:rows]
     table_rows = [
-        (Name(line, f"{op} "), str(steps), us(line_ns), share(line_ns, length), longest_phase.value)
+        (
+            Name(line, f"{op} "),
+            str(steps),
+            format_us(line_ns),
+            format_share(line_ns, length),
+            longest_phase.value,
+        )
         for op, line, steps, line_ns, longest_phase in lines
     ]
     return table("critical path, by line|steps|us|share|mostly", table_rows, left=(0, 4))
 
 
-def _path(profile: Profile, rows: int) -> list[Part]:
+def _make_path_tables(profile: Profile, rows: int) -> list[Part]:
     """Return the two tables of the critical path: by line, and its longest stretches in order of time."""
-    return [make_path_table(profile, rows), "", _chain_table(profile.critical_path, profile.moments)]
+    return [make_path_table(profile, rows), "", _make_chain_table(profile.critical_path, profile.moments)]
 
 
-def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
+def _make_chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
     """Return the table of the ten longest stretches in order of time.
 
     Between them, a row for the omitted ones.
@@ -171,14 +180,14 @@ def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
     for index in [*find_longest(path, _CHAIN), len(path)]:
         if index > previous + 1:
             total = sum(skipped.length_ns for skipped in path[previous + 1 : index])
-            rows.append(("...", us(total), _format_count(index - previous - 1, "step"), ""))
+            rows.append(("...", format_us(total), _format_count(index - previous - 1, "step"), ""))
         if index < len(path):
             stretch = path[index]
             instruction = Name(format_line(moments.line(stretch.event)), f"{moments.op(stretch.event)} ")
             rows.append(
                 (
-                    us(stretch.start_ns),
-                    us(stretch.length_ns),
+                    format_us(stretch.start_ns),
+                    format_us(stretch.length_ns),
                     instruction,
                     stretch.reason.name.replace("_", " "),
                 )
@@ -216,30 +225,30 @@ def find_longest(path: Sequence[Stretch], count: int) -> list[int]:
     return sorted(ranked[:count])
 
 
-def _gaps(profile: Profile) -> list[Part]:
+def _make_gap_tables(profile: Profile) -> list[Part]:
     """Return idle times by track and cause, for tracks of the core that ends last.
 
     Tracks that are busy less than 2 % of the length are left out.
     """
     out: list[Part] = ["idle time, by cause"]
-    timeline, length, core = profile.timeline, profile.length_ns, _last_core(profile)
+    timeline, length, core = profile.timeline, profile.length_ns, _find_last_core(profile)
     core_groups = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
     for track, groups in groupby(core_groups, key=lambda group: group.track):
         if timeline.busy_ns[track] < _BUSY * length:
             continue
         listed = list(groups)
         idle_ns = sum(group.total_ns for group in listed)
-        out.append(f"{track}: idle {us(idle_ns)} us, {share(idle_ns, length)}")
+        out.append(f"{track}: idle {format_us(idle_ns)} us, {format_share(idle_ns, length)}")
         rows: list[tuple[Part, ...]] = [
             (
-                us(group.total_ns),
+                format_us(group.total_ns),
                 Hanging(f"us in {_format_count(group.count, 'gap')}: {format_gap_group(group)}", 3),
             )
             for group in listed[:_GAPS]
         ]
         if len(listed) > _GAPS:
             omitted_ns = sum(group.total_ns for group in listed[_GAPS:])
-            rows.append((us(omitted_ns), f"us for other causes: {len(listed) - _GAPS}"))
+            rows.append((format_us(omitted_ns), f"us for other causes: {len(listed) - _GAPS}"))
         out.append(table("", rows, left=(1,), indent=2, gap=1))
     return out
 
@@ -269,10 +278,10 @@ def make_traffic_table(profile: Profile, rows: int) -> Table:
     table_rows = [
         (
             tensor.name,
-            _mb(tensor.nbytes),
-            _mb(tensor.read_bytes),
+            _format_mb(tensor.nbytes),
+            _format_mb(tensor.read_bytes),
             _format_ratio(tensor.reads),
-            _mb(tensor.written_bytes),
+            _format_mb(tensor.written_bytes),
             _format_ratio(tensor.writes),
         )
         for tensor in profile.traffic[:rows]
@@ -280,20 +289,20 @@ def make_traffic_table(profile: Profile, rows: int) -> Table:
     return table("HBM tensor|MB|read MB|times|written MB|times", table_rows)
 
 
-def _more_traffic(profile: Profile, rows: int) -> list[Part]:
+def _count_more_traffic(profile: Profile, rows: int) -> list[Part]:
     """Return a line with the number and the moved bytes of the tensors after the first `rows`.
 
     Empty if there are none.
     """
     omitted = profile.traffic[rows:]
     return (
-        [f"{len(omitted)} more with {_mb(sum(tensor.moved_bytes for tensor in omitted))} MB"]
+        [f"{len(omitted)} more with {_format_mb(sum(tensor.moved_bytes for tensor in omitted))} MB"]
         if omitted
         else []
     )
 
 
-def _mb(size: float) -> str:
+def _format_mb(size: float) -> str:
     """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"
 
@@ -303,15 +312,18 @@ def _format_ratio(ratio: float) -> str:
     return f"{ratio:.{2 if ratio < 100 else 1 if ratio < 1000 else 0}f}"
 
 
-def _lines(profile: Profile, rows: int) -> list[Part]:
+def _make_line_tables(profile: Profile, rows: int) -> list[Part]:
     """Return the tables of time by line, and by calling line if call stacks are known."""
-    out: list[Part] = [_line_rows("line", profile.lines[:rows], profile.length_ns)]
+    out: list[Part] = [_make_line_table("line", profile.lines[:rows], profile.length_ns)]
     if profile.calling_lines:
-        out += ["", _line_rows("line with its callees", profile.calling_lines[:rows], profile.length_ns)]
+        out += [
+            "",
+            _make_line_table("line with its callees", profile.calling_lines[:rows], profile.length_ns),
+        ]
     return out
 
 
-def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
+def _make_line_table(head: str, times: Sequence[LineTime], length: float) -> Noted:
     """Return a table of line times, with the source text of a line below its row.
 
     Args:
@@ -322,8 +334,8 @@ def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
         (
             Name(format_line(line_time.line)),
             str(line_time.events),
-            us(line_time.held_ns),
-            share(line_time.path_ns, length),
+            format_us(line_time.held_ns),
+            format_share(line_time.path_ns, length),
         )
         for line_time in times
     ]
@@ -333,7 +345,7 @@ def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
     )
 
 
-def _what_if(profile: Profile, rows: int) -> list[Part]:
+def _make_what_if_table(profile: Profile, rows: int) -> list[Part]:
     """Return the table of the first `rows` halved costs that shorten the launch.
 
     A line below names the costs without a kernel line that do not shorten it.
@@ -342,7 +354,7 @@ def _what_if(profile: Profile, rows: int) -> list[Part]:
     table_rows = [
         (
             Name(change.line, f"{change.cost_name} ") if change.line else change.cost_name,
-            us(change.length_ns),
+            format_us(change.length_ns),
             f"{-100 * change.gain:.1f} %",
         )
         for change in gains[:rows]

@@ -65,7 +65,7 @@ def sum_traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
     read: dict[tuple[int, int], int] = {}
     written: dict[tuple[int, int], int] = {}
     for stream in streams:
-        moved = [list(_operand_traffic(template)) for template in stream.templates]
+        moved = [list(_list_operand_traffic(template)) for template in stream.templates]
         starts = [0, *stream.operand_ends]
         for event, number in enumerate(stream.template_ids):
             for index, writes, nbytes in moved[number]:
@@ -86,7 +86,7 @@ def sum_traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
     return tuple(sorted(tensors, key=lambda tensor: (-tensor.moved_bytes, tensor.name)))
 
 
-def _operand_traffic(template: Template) -> Iterator[tuple[int, bool, int]]:
+def _list_operand_traffic(template: Template) -> Iterator[tuple[int, bool, int]]:
     """Yield (operand index, is written, bytes) for every operand in HBM of an instruction.
 
     Nothing for a barrier.

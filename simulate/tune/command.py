@@ -15,7 +15,7 @@ from nkw.terminal import error, show, working
 from simulate.isolated import NO_VERDICT, print_no_verdict
 from simulate.kernel_by_name import list_read_files, names_a_kernel
 from simulate.options import TRIALS
-from simulate.profile.numbers import us
+from simulate.profile.numbers import format_us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch
 from simulate.scripts import prepare_process
@@ -149,7 +149,7 @@ def _progress(title: str) -> Iterator[Callable[[SearchState], None]]:
         raise_lost()
         best = search_state.trials[0].outcome.length_ns or 0.0
         best = min((trial.outcome.length_ns or best for trial in search_state.trials), default=best)
-        message = f"{title}: {len(search_state.trials):,} candidates, best {us(best)} us"
+        message = f"{title}: {len(search_state.trials):,} candidates, best {format_us(best)} us"
 
     with working(lambda: message), remember_interrupts() as raise_lost:
         yield notify

@@ -6,7 +6,7 @@ from html import escape
 from math import inf
 
 from nkw.terminal import rendered
-from simulate.profile.numbers import us
+from simulate.profile.numbers import format_us
 from simulate.tune.report import Report
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 320, 90, 20, 30, 40  # pixels
@@ -49,12 +49,12 @@ def _draw_curve(report: Report) -> str:
     steps: list[str] = []
     for number, time in times:
         x, y = to_pixels(number, time)
-        dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{number}: {us(time)} us</title></circle>')
+        dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{number}: {format_us(time)} us</title></circle>')
         best = min(best, time)
         steps.append(f"{'H' if steps else 'M'}{x}{' V' if steps else ' '}{to_pixels(number, best)[1]}")
     right = _WIDTH - _RIGHT
     labels = [
-        f'<text x="{_LEFT - 8}" y="{to_pixels(0, time)[1] + 4}" text-anchor="end">{us(time)}</text>'
+        f'<text x="{_LEFT - 8}" y="{to_pixels(0, time)[1] + 4}" text-anchor="end">{format_us(time)}</text>'
         for time in dict.fromkeys((longest_ns, best, report.floor_ns))
     ]
     floor = to_pixels(0, report.floor_ns)[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nkw.report import Hanging, Part, table
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 from simulate.tune.parameters import Tunable
 from simulate.tune.search import SearchState, Trial
 
@@ -41,7 +41,7 @@ class Report:
             "worse of the program and the scheduled reading" if self.reading == "worse" else self.reading
         )
         rows = [
-            (name, us(time_ns), share(floor, time_ns))
+            (name, format_us(time_ns), format_share(floor, time_ns))
             for name, time_ns in (("floor", floor), ("default", default), ("best", best))
         ]
         summary = f"{len(state.trials):,} of {self.kernel.candidates:,} candidates tried"
@@ -54,7 +54,7 @@ class Report:
             *(["interrupted: this is the best so far"] if state.stopped else []),
             "",
             table("|us|floor", rows),
-            f"gain {share(default - best, default)}",
+            f"gain {format_share(default - best, default)}",
             "",
             self._parameters(),
             "",
@@ -94,7 +94,7 @@ class Report:
             changes = " ".join(
                 f"{name}={choice}" for name, choice in self.search_state.changes(trial).items()
             )
-            times = us(_get_length_ns(trial)), share(self.floor_ns, _get_length_ns(trial))
+            times = format_us(_get_length_ns(trial)), format_share(self.floor_ns, _get_length_ns(trial))
             rows.append([f"{trial.number:,}", *times, Text(changes or "the default")])
         return table("number|us|floor|values that are not the default's", rows, left=(3,))
 

@@ -14,7 +14,7 @@ from simulate.check.formats import plain_findings
 from simulate.level import Rules
 from simulate.profile import Profile
 from simulate.profile.advice import Bound
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 from simulate.run import Launch
 from simulate.timing import Reading
 from simulate.verification.statistical_trials import RMS, SLOPE
@@ -118,7 +118,7 @@ class Verdict:
     def _headline(self) -> str:
         words = ["right" if self.right else "WRONG", "clean" if self.clean else _count(self.findings)]
         if self.speed is not None:
-            words.append(f"{us(self.speed.time_ns)} us")
+            words.append(f"{format_us(self.speed.time_ns)} us")
         chip = self.target if self.launch is None else self.launch.hardware.label
         return f"{self.kernel} on {chip}: {', '.join(words)}"
 
@@ -170,13 +170,15 @@ class Verdict:
         if self.speed is None:
             return []
         seen = self.speed
-        low, high = (us(bracket_ns) for bracket_ns in seen.bracket_ns)
-        floor_share = share(seen.floor_ns, seen.time_ns)
-        floor = f"floor {us(seen.floor_ns)} us ({seen.floor_bound}), {floor_share} of the time"
-        bounds = ", ".join(f"{bound.name} {us(bound.time_ns)} us" for bound in seen.bounds)
+        low, high = (format_us(bracket_ns) for bracket_ns in seen.bracket_ns)
+        floor_share = format_share(seen.floor_ns, seen.time_ns)
+        floor = f"floor {format_us(seen.floor_ns)} us ({seen.floor_bound}), {floor_share} of the time"
+        bounds = ", ".join(f"{bound.name} {format_us(bound.time_ns)} us" for bound in seen.bounds)
         return [
-            Hanging(f"predicted {us(seen.time_ns)} us (program reading), {low} to {high} over all readings"),
-            Hanging(f"{floor}; busiest: {seen.busiest}, {share(seen.busiest_share, 1)}"),
+            Hanging(
+                f"predicted {format_us(seen.time_ns)} us (program reading), {low} to {high} over all readings"
+            ),
+            Hanging(f"{floor}; busiest: {seen.busiest}, {format_share(seen.busiest_share, 1)}"),
             *([Hanging(f"vendor's largest bounds: {bounds}")] if bounds else []),
         ]
 

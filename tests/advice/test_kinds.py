@@ -14,8 +14,8 @@ from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import Profile, profile, text
 from simulate.profile.advice import AdviceKind
-from simulate.profile.advice.text import records
-from simulate.profile.advice.transfers import _in_use
+from simulate.profile.advice.text import make_advice_records
+from simulate.profile.advice.transfers import _is_in_use
 from tests.advice.ladders import dataflow, matmul, pairs, rmsnorm_swiglu, softmax
 from tests.timing import kernels
 
@@ -168,7 +168,7 @@ def test_a_report_without_advice_says_so_on_request_only() -> None:
 
 def test_records_are_those_of_the_profile() -> None:
     done = _profile(rmsnorm_swiglu.wide, *SWIGLU)
-    document = records(done)
+    document = make_advice_records(done)
     assert [row["gain"] for row in document["advice"]] == [advice.gain for advice in done.advice]
     assert [bound["time_ns"] for bound in document["bounds"]] == [bound.time_ns for bound in done.bounds]
 
@@ -193,6 +193,6 @@ def test_stores_are_not_merged_across_a_write_of_any_of_their_tiles(written_tile
     used = {tile: [(0, True), (event, False)] for tile, event in enumerate((1, 3, 9))}
     tensors = [SimpleNamespace(buffer=SimpleNamespace(on_chip=True))] * 3
     stream: Any = SimpleNamespace(tensors=tensors, tensors_of=lambda event: [(1, 3, 9).index(event)])
-    assert not _in_use(stream, used, (1, 3, 9), loads=False)
+    assert not _is_in_use(stream, used, (1, 3, 9), loads=False)
     used[written_tile].append((5, True))
-    assert _in_use(stream, used, (1, 3, 9), loads=False)
+    assert _is_in_use(stream, used, (1, 3, 9), loads=False)

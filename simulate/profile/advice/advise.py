@@ -13,12 +13,12 @@ from itertools import zip_longest
 
 from simulate.hardware import Hardware
 from simulate.profile.advice.edits import Edit
-from simulate.profile.advice.order import chains_in_turn, loads_by_first_use
-from simulate.profile.advice.overlap import deeper_rotation, other_engines, wider_tiles
-from simulate.profile.advice.partitions import all_partitions
-from simulate.profile.advice.products import narrow_products, transposes_by_dma
-from simulate.profile.advice.repeats import computed_once
-from simulate.profile.advice.transfers import larger_dmas, loads_once
+from simulate.profile.advice.order import interleave_chains, order_loads_by_first_use
+from simulate.profile.advice.overlap import deepen_rotation, move_copies, widen_tiles
+from simulate.profile.advice.partitions import spread_over_partitions
+from simulate.profile.advice.products import narrow_products, transpose_by_dma
+from simulate.profile.advice.repeats import compute_once
+from simulate.profile.advice.transfers import enlarge_dmas, load_once
 from simulate.profile.moments import format_line
 from simulate.run.stream import Stream, TensorRecord
 from simulate.timing import Reading, schedule
@@ -74,16 +74,16 @@ class Advice:
 
 _CHANGES: dict[AdviceKind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
     AdviceKind.float32: narrow_products,
-    AdviceKind.reloads: loads_once,
-    AdviceKind.small_dmas: larger_dmas,
-    AdviceKind.transposes: transposes_by_dma,
-    AdviceKind.small_tiles: wider_tiles,
-    AdviceKind.rotation: deeper_rotation,
-    AdviceKind.engines: other_engines,
-    AdviceKind.load_order: loads_by_first_use,
-    AdviceKind.chains: chains_in_turn,
-    AdviceKind.partitions: all_partitions,
-    AdviceKind.repeats: computed_once,
+    AdviceKind.reloads: load_once,
+    AdviceKind.small_dmas: enlarge_dmas,
+    AdviceKind.transposes: transpose_by_dma,
+    AdviceKind.small_tiles: widen_tiles,
+    AdviceKind.rotation: deepen_rotation,
+    AdviceKind.engines: move_copies,
+    AdviceKind.load_order: order_loads_by_first_use,
+    AdviceKind.chains: interleave_chains,
+    AdviceKind.partitions: spread_over_partitions,
+    AdviceKind.repeats: compute_once,
 }
 
 

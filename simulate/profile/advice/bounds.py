@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.profile.roofline import matmul_peaks
+from simulate.profile.roofline import list_matmul_peaks
 from simulate.profile.traffic import TensorTraffic
 from simulate.run.stream import Stream
 from simulate.timing import SliceKind, Timeline
@@ -116,7 +116,7 @@ def bound_launch(
             transpose_flops=transpose_flops,
             engine_active_ns={name: timeline.busy_ns[name] for name in BOUND_ENGINES},
             dma_peak_bytes_per_ns=hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
-            tensor_peak_flops_per_ns=dict(matmul_peaks(hardware))["16-bit"],
+            tensor_peak_flops_per_ns=dict(list_matmul_peaks(hardware))["16-bit"],
         )
     )
 

@@ -30,7 +30,7 @@ _WIDTHS = (2, 4, 8)
 """Numbers of chains to interleave at a time, in addition to all of them."""
 
 
-def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def order_loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit that orders the loads of every queue by the first read of their tiles, if that changes the order.
 
     Loads keep the positions of loads of their queue. Loads of a tile that an earlier event uses stay where
@@ -55,10 +55,10 @@ def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     for loads in queues.values():
         for position, event in zip(loads, sorted(loads, key=first_read.__getitem__)):
             order[position] = event
-    yield from _legal(stream, hardware, order)
+    yield from _yield_if_legal(stream, hardware, order)
 
 
-def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def interleave_chains(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield edits that interleave independent chains of the same steps, for several numbers of chains at a time.
 
     A chain is a set of events that tiles connect, such as an iteration of a loop. Only legal orders that
@@ -70,7 +70,7 @@ def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     known = set[tuple[int, ...]]()
     waits = dependences(stream, every_read=True)
     for keeps_computed in (False, True):
-        groups = _consecutive_chains(stream, used, keeps_computed)
+        groups = _find_consecutive_chains(stream, used, keeps_computed)
         longest = max(map(len, groups), default=0)
         for width in (*(width for width in _WIDTHS if width < longest), longest):
             order = list(range(len(stream)))
@@ -79,7 +79,7 @@ def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
                     _interleave(order, chains[first : first + width])
             if longest > 1 and tuple(order) not in known:
                 known.add(tuple(order))
-                yield from _legal(stream, hardware, order, f"{width} at a time", waits)
+                yield from _yield_if_legal(stream, hardware, order, f"{width} at a time", waits)
 
 
 def _interleave(order: list[int], chains: Sequence[Sequence[int]]) -> None:
@@ -94,7 +94,7 @@ def _interleave(order: list[int], chains: Sequence[Sequence[int]]) -> None:
         order[position] = event
 
 
-def _consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> list[list[list[int]]]:
+def _find_consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> list[list[list[int]]]:
     """Return groups of chains that execute the same lines one after another, each chain as a list of events.
 
     A chain is a set of events that tiles connect. A tile that one line reads several times is an operand that
@@ -146,7 +146,7 @@ def _reads_tiles(stream: Stream, event: int) -> bool:
     return any(stream.tensors[tensors[read]].buffer.on_chip for read in template.reads)
 
 
-def _legal(
+def _yield_if_legal(
     stream: Stream, hardware: Hardware, order: list[int], detail: str = "", waits: Dependences | None = None
 ) -> Iterator[Edit]:
     """Yield the edit for a program order if it differs, keeps all dependences and fits into SBUF and PSUM.

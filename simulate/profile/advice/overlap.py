@@ -22,7 +22,7 @@ _WIDE = 512
 _STREAMING = Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd
 
 
-def deeper_rotation(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def deepen_rotation(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit that gives every rewrite of a tile that was read a new tile, if there is such a rewrite.
 
     The schedule limits by memory how many of these tiles are in use at a time.
@@ -88,7 +88,7 @@ def _is_covered(interval: tuple[int, int], written: Sequence[tuple[int, int]]) -
     return covered_to >= end
 
 
-def other_engines(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def move_copies(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield edits that move copies between the Vector and the Scalar engine: all of them, or every second one.
 
     Nothing is yielded on a chip whose Scalar engine cannot copy, or without copies.
@@ -111,7 +111,7 @@ def other_engines(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
                 yield edit
 
 
-def wider_tiles(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def widen_tiles(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit that charges equal instructions of a line as if they were merged.
 
     A merged instruction has up to 512 elements per partition. The number of events stays; each costs its

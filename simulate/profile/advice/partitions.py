@@ -20,7 +20,7 @@ from simulate.run.stream import Stream
 _ELEMENTWISE = Engine.vector, Engine.scalar, Engine.gpsimd
 
 
-def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def spread_over_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit that spreads elementwise tiles of at most half of the partitions over all partitions.
 
     Nothing is yielded without such tiles. A tile is spread if all instructions that access it are elementwise
@@ -28,7 +28,7 @@ def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     The work per partition then shrinks by the factor by which partitions grow.
     """
     used = collect_uses(stream)
-    spread = _tiles_to_spread(stream, used, hardware.partitions)
+    spread = _find_tiles_to_spread(stream, used, hardware.partitions)
     edit = Edit(stream)
     fewest = hardware.partitions
     for event in range(len(stream)):
@@ -48,7 +48,7 @@ def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
         yield edit
 
 
-def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
+def _find_tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
     """Return, for every tile that can be spread, the factor by which its number of partitions grows, at least 2."""
     factors = {}
     for tile in used:

@@ -44,11 +44,11 @@ def narrow_products(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     used = collect_uses(stream)
     for tile in sorted(narrowed):
         if all(writes or event in edit.events for event, writes in used[tile]):
-            _narrow(edit, hardware, tile, used[tile])
+            _narrow_tile(edit, hardware, tile, used[tile])
     yield edit
 
 
-def _narrow(edit: Edit, hardware: Hardware, tile: int, events: Sequence[tuple[int, bool]]) -> None:
+def _narrow_tile(edit: Edit, hardware: Hardware, tile: int, events: Sequence[tuple[int, bool]]) -> None:
     """Change a float32 tile that only matmuls and transposes read to 16 bits, in `edit`.
 
     A DMA that loads the tile casts instead. If a single cast of a whole 16-bit tile in SBUF writes the tile,
@@ -92,7 +92,7 @@ def _cast_by_dma(cost: Cost, hardware: Hardware) -> Cost:
     )
 
 
-def transposes_by_dma(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def transpose_by_dma(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit that replaces transposes of the Tensor engine, and their copies out of PSUM, by DMAs.
 
     Nothing is yielded without such transposes. The DMA reads HBM if the tile was loaded only for the

@@ -15,12 +15,12 @@ from simulate.profile.advice.transfers import find_load, fits_sbuf
 from simulate.run.stream import Stream
 
 
-def computed_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def compute_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield an edit without events that compute a tile again; readers take the first tile with equal contents.
 
     Two tiles have equal contents if the same instructions write them from unwritten inputs in HBM, or from
     tiles with equal contents. Only tiles that are fully written before their first read qualify. A load is
-    left out only together with the instructions that it feeds; `loads_once` covers repeated loads. Nothing is
+    left out only together with the instructions that it feeds; `load_once` covers repeated loads. Nothing is
     yielded without such tiles, or if the kept tiles do not fit into SBUF.
     """
     used = collect_uses(stream)

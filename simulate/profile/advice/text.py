@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nkw.report import Hanging, Part, table
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 
 if TYPE_CHECKING:
     from simulate.profile.profile import Profile
@@ -18,7 +18,7 @@ _SPEEDUP = (
 _LINES = 3  # most kernel lines that a piece of advice names
 
 
-def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
+def make_advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
     """Return the section of the advice, and with `all_advice` also the section of the bounds, each a list of parts.
 
     Args:
@@ -35,7 +35,8 @@ def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
     for number, piece in enumerate(pieces, 1):
         blocks[0].append(
             Hanging(
-                f"{number}. {us(piece.length_ns)} us ({-100 * piece.gain:.1f} %): {piece.sentence}", indent=3
+                f"{number}. {format_us(piece.length_ns)} us ({-100 * piece.gain:.1f} %): {piece.sentence}",
+                indent=3,
             )
         )
         num_more_lines = len(piece.lines) - _LINES
@@ -48,14 +49,19 @@ def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
         blocks[0].append(f"{num_omitted} more with --advice")
     if all_advice and profile.bounds:
         rows = [
-            (bound.name, us(bound.time_ns), share(bound.time_ns, profile.length_ns), f"{bound.speedup:.2f}")
+            (
+                bound.name,
+                format_us(bound.time_ns),
+                format_share(bound.time_ns, profile.length_ns),
+                f"{bound.speedup:.2f}",
+            )
             for bound in profile.bounds
         ]
         blocks.append([table("the vendor's bounds|us|of length|speedup", rows), Hanging(_SPEEDUP)])
     return blocks
 
 
-def records(profile: Profile) -> dict[str, list[dict[str, object]]]:
+def make_advice_records(profile: Profile) -> dict[str, list[dict[str, object]]]:
     """Return advice and bounds of a profile as JSON types, under these two keys.
 
     Times are in ns, gains are shares of the length.

@@ -38,7 +38,7 @@ _MOST_TENSORS = 4
 """Most tensors that are tried separately."""
 
 
-def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def load_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield edits without loads of elements that a tile already contains, if the kept tiles fit into SBUF.
 
     There is an edit for all tensors, and one for each of the tensors with the most bytes loaded again.
@@ -60,7 +60,7 @@ def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
         if kept != tile:
             repeated_loads.setdefault(source, []).append((event, tile, kept))
     saved_bytes = {
-        source: sum(_dma_cost(stream, load[0]).bytes for load in loads)
+        source: sum(_get_dma_cost(stream, load[0]).bytes for load in loads)
         for source, loads in repeated_loads.items()
     }
     order = sorted(repeated_loads, key=lambda source: -saved_bytes[source])
@@ -76,7 +76,7 @@ def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
             yield edit
 
 
-def larger_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+def enlarge_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield edits that merge DMAs of a line to or from a tensor in HBM, an edit for each size of merged DMAs.
 
     Sizes that merge nothing new or do not fit into SBUF are left out.
@@ -112,20 +112,22 @@ def _merge_group(edit: Edit, group: Sequence[int], size: int, used: Uses, hardwa
     while first < len(group):
         end, num_bytes = first, 0
         while end < len(group):
-            num_bytes += _dma_cost(stream, group[end]).bytes
+            num_bytes += _get_dma_cost(stream, group[end]).bytes
             if end - first == _MOST or (
-                end > first and (num_bytes > size or _in_use(stream, used, group[first : end + 1], loads))
+                end > first and (num_bytes > size or _is_in_use(stream, used, group[first : end + 1], loads))
             ):
                 break
             end += 1
         members, first = group[first:end], end
         if len(members) > 1:
             edit.merge(
-                members, members[0] if loads else members[-1], _merged_cost(stream, hardware, members, loads)
+                members,
+                members[0] if loads else members[-1],
+                _compute_merged_cost(stream, hardware, members, loads),
             )
 
 
-def _merged_cost(stream: Stream, hardware: Hardware, members: Sequence[int], loads: bool) -> Cost:
+def _compute_merged_cost(stream: Stream, hardware: Hardware, members: Sequence[int], loads: bool) -> Cost:
     """Return the cost of a DMA that replaces several.
 
     Boxes that continue the same rows of HBM give longer contiguous pieces; other boxes keep the length of
@@ -139,11 +141,11 @@ def _merged_cost(stream: Stream, hardware: Hardware, members: Sequence[int], loa
     cost, piece_bytes = template.plan.cost, [min(map(contiguous_bytes, template.operands))]
     boxes = [stream.template(event).boxes[hbm_operand] for event in members]
     if not _is_static(hardware, cost):
-        return replace(cost, dma=join_dma_costs([_dma_cost(stream, event) for event in members]))
+        return replace(cost, dma=join_dma_costs([_get_dma_cost(stream, event) for event in members]))
     if all(box[1:3] == next_box[1:3] and box[4] == next_box[3] for box, next_box in pairwise(boxes)):
         piece_bytes = [min(map(contiguous_bytes, stream.template(event).operands)) for event in members]
     row_bytes = stream.tensors[stream.tensors_of(members[0])[hbm_operand]].row_bytes
-    num_bytes = sum(_dma_cost(stream, event).bytes for event in members)
+    num_bytes = sum(_get_dma_cost(stream, event).bytes for event in members)
     trigger = find_trigger_engine(stream, members[0])
     return dma_costs.dma(
         hardware,
@@ -162,14 +164,14 @@ def _is_static(hardware: Hardware, cost: Cost) -> bool:
     return cost.dma is not None and cost.dma.trigger_ns == hardware.dma_static_trigger_ns
 
 
-def _dma_cost(stream: Stream, event: int) -> DmaCost:
+def _get_dma_cost(stream: Stream, event: int) -> DmaCost:
     """Return the DMA cost of an event that is a DMA."""
     dma = stream.template(event).plan.cost.dma
     assert dma is not None
     return dma
 
 
-def _in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> bool:
+def _is_in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> bool:
     """Return whether the last member cannot join the DMA of the others.
 
     That is so if an event between them uses the tile of a load, or writes the tile of a store.

@@ -90,7 +90,7 @@ class Comparison:
     @cached_property
     def tensors(self) -> tuple[Cause, ...]:
         """Bytes to and from HBM by the tensors' names, largest change first, whether increase or decrease."""
-        causes = _rank_causes(_bytes_by_tensor(self.against), _bytes_by_tensor(self.now))
+        causes = _rank_causes(_sum_bytes_by_tensor(self.against), _sum_bytes_by_tensor(self.now))
         return tuple(Cause(name, against_bytes, now_bytes) for name, against_bytes, now_bytes in causes)
 
     def _sum_by(self, key: Callable[[PathPart], str]) -> tuple[Cause, ...]:
@@ -176,7 +176,7 @@ def _sum_path(path: Iterable[PathPart], key: Callable[[PathPart], Key]) -> dict[
     return {path_key: math.fsum(ns_list) for path_key, ns_list in ns_by_key.items()}
 
 
-def _bytes_by_tensor(run: Measured) -> dict[str, float]:
+def _sum_bytes_by_tensor(run: Measured) -> dict[str, float]:
     """Return the bytes of HBM that a run reads and writes, by tensor name."""
     sums: dict[str, float] = {}
     for name, read, written in run.traffic:

@@ -13,7 +13,7 @@ from typing import Any
 from nkw.report import Hanging, Name, Noted, Part, table
 from simulate.profile.comparison.compare import Cause, Comparison
 from simulate.profile.comparison.measured import Measured
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 
 _NONE = "no difference"
 
@@ -27,15 +27,15 @@ def make_report(comparison: Comparison, rows: int = 8) -> list[Part]:
     """
     now, against = comparison.now, comparison.against
     out: list[Part] = [
-        Hanging(f"{now.title}: {us(now.length_ns)} us ({now.reading} reading)", style="bold"),
-        Hanging(f"against {against.title}: {us(against.length_ns)} us"),
+        Hanging(f"{now.title}: {format_us(now.length_ns)} us ({now.reading} reading)", style="bold"),
+        Hanging(f"against {against.title}: {format_us(against.length_ns)} us"),
         Hanging(f"change: {format_verdict(comparison)}", style="bold"),
         Hanging(f"roofline: {_format_floor(now)}; against {_format_floor(against)}"),
     ]
-    out += ["", _lines(comparison.lines, rows)]
+    out += ["", _make_line_table(comparison.lines, rows)]
     for head, causes in (("engine or queue", comparison.engines), ("phase", comparison.phases)):
-        out += ["", _table(f"critical path, by {head}|against us|us|change us", causes, rows, us)]
-    out += ["", _table("HBM tensor|against MB|MB|change MB", comparison.tensors, rows, _mb)]
+        out += ["", _make_table(f"critical path, by {head}|against us|us|change us", causes, rows, format_us)]
+    out += ["", _make_table("HBM tensor|against MB|MB|change MB", comparison.tensors, rows, _format_mb)]
     return out
 
 
@@ -47,10 +47,10 @@ def format_verdict(comparison: Comparison) -> str:
     change, against_ns = comparison.change_ns, comparison.against.length_ns
     if not change:
         return _NONE
-    if not _is_visible(Cause("", against_ns, comparison.now.length_ns), us):
-        return f"less than {us(1)} us"
-    percentage = f", {share(abs(change), against_ns)}" if against_ns else ""
-    return f"{us(abs(change))} us{percentage} {'slower' if change > 0 else 'faster'}"
+    if not _is_visible(Cause("", against_ns, comparison.now.length_ns), format_us):
+        return f"less than {format_us(1)} us"
+    percentage = f", {format_share(abs(change), against_ns)}" if against_ns else ""
+    return f"{format_us(abs(change))} us{percentage} {'slower' if change > 0 else 'faster'}"
 
 
 def make_contents(comparison: Comparison) -> dict[str, Any]:
@@ -82,23 +82,24 @@ def make_contents(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _lines(causes: Sequence[Cause], rows: int) -> Part:
+def _make_line_table(causes: Sequence[Cause], rows: int) -> Part:
     """Return the table of the first `rows` lines with a visible change, with their source texts, and the sums."""
-    changed = [cause for cause in causes if _is_visible(cause, us)][:rows]
+    changed = [cause for cause in causes if _is_visible(cause, format_us)][:rows]
     cause_rows: list[tuple[Part, ...]] = [
-        (Name(_format_source_line(cause), f"{cause.name} "), *_format_amounts(cause, us)) for cause in changed
+        (Name(_format_source_line(cause), f"{cause.name} "), *_format_amounts(cause, format_us))
+        for cause in changed
     ]
     notes = [
         source_line.text if (source_line := cause.source_line or cause.earlier) else "" for cause in changed
     ]
-    sum_rows = _sum_rows(causes, changed, us)
+    sum_rows = _make_sum_rows(causes, changed, format_us)
     return Noted(
         table("critical path, by line|against us|us|change us", [*cause_rows, *sum_rows]),
         [*notes, *[""] * len(sum_rows)],
     )
 
 
-def _table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callable[[float], str]) -> Part:
+def _make_table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callable[[float], str]) -> Part:
     """Return a table of the first `rows` causes with a visible change, and the sums.
 
     Args:
@@ -110,12 +111,12 @@ def _table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callabl
         head,
         [
             *((cause.name, *_format_amounts(cause, format_amount)) for cause in shown),
-            *_sum_rows(causes, shown, format_amount),
+            *_make_sum_rows(causes, shown, format_amount),
         ],
     )
 
 
-def _sum_rows(
+def _make_sum_rows(
     causes: Sequence[Cause], shown: Sequence[Cause], format_amount: Callable[[float], str]
 ) -> list[tuple[Part, ...]]:
     """Return a row that sums the causes after the shown ones, and a row that sums all; none for an empty sum.
@@ -163,9 +164,10 @@ def _format_source_line(cause: Cause) -> str:
 
 def _format_floor(run: Measured) -> str:
     """Return a run's time at peak rates, what bounds it, and the share of the length, as a part of a sentence."""
-    return f"{us(run.floor_ns)} us ({run.bound} bound), {share(run.floor_ns, run.length_ns)} of the length"
+    floor_share = format_share(run.floor_ns, run.length_ns)
+    return f"{format_us(run.floor_ns)} us ({run.bound} bound), {floor_share} of the length"
 
 
-def _mb(size: float) -> str:
+def _format_mb(size: float) -> str:
     """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"

@@ -56,39 +56,45 @@ def make_page_launch(profile: Profile) -> dict[str, Any]:
         "core": profile.hardware.core,
         "cores": len(profile.streams),
         "reading": profile.reading.value,
-        "length": _ns(profile.length_ns),
-        "overhead": _ns(timeline.overhead_ns),
-        "host_overhead_ns": _ns(profile.hardware.host_overhead_ns),
+        "length": _round_ns(profile.length_ns),
+        "overhead": _round_ns(timeline.overhead_ns),
+        "host_overhead_ns": _round_ns(profile.hardware.host_overhead_ns),
         "bracket": [
-            [reading.value, _ns(profile.timelines[reading].length_ns)]
+            [reading.value, _round_ns(profile.timelines[reading].length_ns)]
             for reading in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
         ],
         "basis": [
-            [CALLED[confidence], _ns(confidence_ns)]
+            [CALLED[confidence], _round_ns(confidence_ns)]
             for confidence, confidence_ns in profile.basis.by_confidence
         ],
         "numbers": [
-            [name, CALLED[confidence], _ns(number_ns)]
+            [name, CALLED[confidence], _round_ns(number_ns)]
             for name, confidence, number_ns in profile.basis.by_number[:8]
         ],
-        "tracks": _tracks(profile),
-        "events": _events(profile, names),
+        "tracks": _make_tracks(profile),
+        "events": _make_events(profile, names),
         "ops": list(names.ops),
         "tensors": names.tensors,
         "boxes": list(names.boxes),
         "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
         "reasonNames": [reason.name.replace("_", " ") for reason in Reason],
         "kinds": [slice_kind.name.replace("_", " ") for slice_kind in SliceKind],
-        "path": _path(profile),
+        "path": _make_path(profile),
         "pathLines": [
-            [op, line, steps, _ns(line_ns), longest_phase.value]
+            [op, line, steps, _round_ns(line_ns), longest_phase.value]
             for op, line, steps, line_ns, longest_phase in sum_path_by_line(
                 profile.moments, profile.critical_path
             )[:_ROWS]
         ],
-        "gaps": _gaps(profile, names),
+        "gaps": _make_gaps(profile, names),
         "idle": [
-            [group.track, format_gap_group(group), group.count, _ns(group.total_ns), _ns(group.longest_ns)]
+            [
+                group.track,
+                format_gap_group(group),
+                group.count,
+                _round_ns(group.total_ns),
+                _round_ns(group.longest_ns),
+            ]
             for group in sorted(profile.idle, key=lambda group: (group.why == DONE, -group.total_ns))[:_ROWS]
         ],
         "traffic": [
@@ -104,17 +110,17 @@ def make_page_launch(profile: Profile) -> dict[str, Any]:
             ]
             for tensor in profile.traffic[:_ROWS]
         ],
-        "roofline": _roofline(profile),
-        "lineTimes": _line_times(profile.lines, names),
-        "callers": _line_times(profile.calling_lines, names),
-        "sources": _sources(profile, names),
+        "roofline": _make_roofline(profile),
+        "lineTimes": _make_line_times(profile.lines, names),
+        "callers": _make_line_times(profile.calling_lines, names),
+        "sources": _make_sources(profile, names),
         "lines": [[format_line(line), read_source_line(line)] for line in names.lines],
         "advice": [
-            [_ns(advice.length_ns), advice.sentence, list(advice.lines[:_LINES])]
+            [_round_ns(advice.length_ns), advice.sentence, list(advice.lines[:_LINES])]
             for advice in profile.advice[:_ROWS]
         ],
         "whatIf": [
-            [change.cost_name, change.line, _ns(change.length_ns)] for change in profile.what_if[:_ROWS]
+            [change.cost_name, change.line, _round_ns(change.length_ns)] for change in profile.what_if[:_ROWS]
         ],
     }
 
@@ -168,15 +174,20 @@ class _Names:
         return self.boxes.setdefault(key, len(self.boxes))
 
 
-def _line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
+def _make_line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
     """Return rows of (index of the line, events, ns of engines and queues, ns of the critical path)."""
     return [
-        [names.line(line_time.line), line_time.events, _ns(line_time.held_ns), _ns(line_time.path_ns)]
+        [
+            names.line(line_time.line),
+            line_time.events,
+            _round_ns(line_time.held_ns),
+            _round_ns(line_time.path_ns),
+        ]
         for line_time in times
     ]
 
 
-def _tracks(profile: Profile) -> list[dict[str, Any]]:
+def _make_tracks(profile: Profile) -> list[dict[str, Any]]:
     """Return the slices of every track that has any, as columns in order of start."""
     timeline = profile.timeline
     number = np.array(timeline.bases)[timeline.stream] + timeline.event
@@ -191,7 +202,7 @@ def _tracks(profile: Profile) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "number": track,
-                "busy": _ns(timeline.busy_ns[name]),
+                "busy": _round_ns(timeline.busy_ns[name]),
                 "start": start.tolist(),
                 "length": np.round(np.round(timeline.end_ns[rows], 1) - start, 1).tolist(),
                 "event": number[rows].tolist(),
@@ -201,7 +212,7 @@ def _tracks(profile: Profile) -> list[dict[str, Any]]:
     return tracks
 
 
-def _events(profile: Profile, names: _Names) -> dict[str, Any]:
+def _make_events(profile: Profile, names: _Names) -> dict[str, Any]:
     """Return the columns of all events: instruction, line, cause, reason, ready time and operand boxes.
 
     The boxes of event i are `boxes[ends[i - 1]:ends[i]]`, those of event 0 `boxes[:ends[0]]`.
@@ -230,22 +241,22 @@ def _events(profile: Profile, names: _Names) -> dict[str, Any]:
     }
 
 
-def _path(profile: Profile) -> list[list[Any]]:
+def _make_path(profile: Profile) -> list[list[Any]]:
     """Return the 4,000 longest stretches of the critical path in order of time: event, start, end, reason, phases."""
     path = profile.critical_path
     return [
         [
             path[index].event,
-            _ns(path[index].start_ns),
-            _ns(path[index].end_ns),
+            _round_ns(path[index].start_ns),
+            _round_ns(path[index].end_ns),
             int(path[index].reason),
-            [[phase.value, _ns(phase_ns)] for phase, phase_ns in path[index].phases],
+            [[phase.value, _round_ns(phase_ns)] for phase, phase_ns in path[index].phases],
         ]
         for index in find_longest(path, _CHAIN)
     ]
 
 
-def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
+def _make_gaps(profile: Profile, names: _Names) -> list[list[Any]]:
     """Return the 4,000 longest gaps, longest first: track, start, end, why, event, cause, tensor.
 
     -1 stands for None.
@@ -254,8 +265,8 @@ def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
     return [
         [
             gap.track,
-            _ns(gap.start_ns),
-            _ns(gap.end_ns),
+            _round_ns(gap.start_ns),
+            _round_ns(gap.end_ns),
             gap.why,
             -1 if gap.event is None else gap.event,
             -1 if gap.cause is None else gap.cause,
@@ -265,7 +276,7 @@ def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
     ]
 
 
-def _roofline(profile: Profile) -> dict[str, Any]:
+def _make_roofline(profile: Profile) -> dict[str, Any]:
     """Return the fields of the roofline under the names that the page's scripts read."""
     roof = profile.roofline
     return {
@@ -279,12 +290,12 @@ def _roofline(profile: Profile) -> dict[str, Any]:
         "ownPeak": round(roof.operand_peak, 3),
         "hbmPeak": round(roof.hbm_peak, 3),
         "dmaPeak": round(roof.dma_peak, 3),
-        "least": _ns(roof.least_ns),
+        "least": _round_ns(roof.least_ns),
         "bound": roof.bound,
     }
 
 
-def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
+def _make_sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
     """Return the source files of the kernel: name and rows of [line number, text, index of the line or -1].
 
     Only lines near those that issue instructions are included; None in place of a row marks an omission.
@@ -315,6 +326,6 @@ def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
     return sources
 
 
-def _ns(time_ns: float) -> float:
+def _round_ns(time_ns: float) -> float:
     """Round a time in ns to one decimal."""
     return round(float(time_ns), 1)

@@ -34,6 +34,6 @@ def pair_launches(measured: DeviceProfile, profiles: Sequence[Profile], first: L
     return side_by_side(profiles[0], measured, live_bytes(first, MemoryRegion.sbuf))
 
 
-def measured_slices(baseline: object) -> Iterable[dict[str, Any]]:
+def read_measured_slices(baseline: object) -> Iterable[dict[str, Any]]:
     """Return the trace events of the device profile `baseline`; empty if the baseline is no device profile."""
     return read_trace_events(baseline.path) if isinstance(baseline, DeviceProfile) else ()

@@ -82,11 +82,13 @@ def count_necessary_bytes(tensors: tuple[Tensor, ...]) -> int | None:
 def read_occupancy(tables: Tables) -> OnChip:
     """Return the peak occupancy of an SBUF partition, and the highest samples of fullness of SBUF and PSUM."""
     return OnChip(
-        _peak_occupancy(tables), _peak_fullness(tables, "SbufUsage"), _peak_fullness(tables, "PsumUsage")
+        _find_peak_occupancy(tables),
+        _find_peak_fullness(tables, "SbufUsage"),
+        _find_peak_fullness(tables, "PsumUsage"),
     )
 
 
-def _peak_occupancy(tables: Tables) -> int | None:
+def _find_peak_occupancy(tables: Tables) -> int | None:
     """Return the most bytes of an SBUF partition that are allocated at one time, over all partitions and cores.
 
     Returns None without the table, or with too many rows, which a note says.
@@ -114,7 +116,7 @@ def _peak_occupancy(tables: Tables) -> int | None:
     )
 
 
-def _peak_fullness(tables: Tables, table: str) -> float | None:
+def _find_peak_fullness(tables: Tables, table: str) -> float | None:
     """Return the highest fullness in a table of samples, between 0 and 1; None without samples.
 
     Samples count as percentages if any exceeds 1, else as shares.

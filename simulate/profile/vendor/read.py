@@ -131,7 +131,7 @@ def _read_tables(path: Named, tables: Tables) -> DeviceProfile:
         synchronization=sum_synchronization(tables),
         origin=origin,
         warnings=read_warnings(tables),
-        notes=(*_schema_notes(origin), *dict.fromkeys(tables.notes)),
+        notes=(*_list_schema_notes(origin), *dict.fromkeys(tables.notes)),
     )
 
 
@@ -150,7 +150,7 @@ def _read_summary_file(path: Named) -> DeviceProfile:
         hw_flops=_get_count(fields, "hardware_flops"),
         transpose_flops=_get_count(fields, "transpose_flops"),
         origin=origin,
-        notes=(*_schema_notes(origin), *notes),
+        notes=(*_list_schema_notes(origin), *notes),
     )
 
 
@@ -207,7 +207,7 @@ def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packet
     return float(max(lasts) - min(firsts)) if firsts else None
 
 
-def _schema_notes(origin: Origin) -> list[str]:
+def _list_schema_notes(origin: Origin) -> list[str]:
     """Return sentences about a profile that was simulated, and about a schema that this reader does not know."""
     major = origin.schema.split(".")[0]
     notes = ["the compiler simulated this profile; no device measured it"] if origin.simulated else []

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from simulate.profile.advice.bounds import BOUND_ENGINES, Quantities, compute_bounds, sum_dma_active_ns
 from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
-from simulate.profile.roofline import matmul_peaks
+from simulate.profile.roofline import list_matmul_peaks
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.timing.timeline import core_label
 
@@ -250,23 +250,23 @@ class SideBySide:
         active_ns = {engine.name: engine.active_ns for engine in profile.engines}
         default_ns = 0.0 if active_ns else math.nan  # an engine without a row was idle
         engine_active_ns = {name: active_ns.get(name, default_ns) for name in BOUND_ENGINES}
-        hw_flops = _or_nan(profile.hw_flops)
+        hw_flops = _convert_to_nan(profile.hw_flops)
         rows = compute_bounds(
             Quantities(
                 total_ns=profile.total_ns,
-                dma_active_ns=_or_nan(profile.dma.active_ns),
-                dma_bytes=_or_nan(profile.dma.bytes),
-                necessary_bytes=_or_nan(profile.necessary_bytes),
+                dma_active_ns=_convert_to_nan(profile.dma.active_ns),
+                dma_bytes=_convert_to_nan(profile.dma.bytes),
+                necessary_bytes=_convert_to_nan(profile.necessary_bytes),
                 hw_flops=hw_flops,
-                transpose_flops=_or_nan(profile.transpose_flops),
+                transpose_flops=_convert_to_nan(profile.transpose_flops),
                 engine_active_ns=engine_active_ns,
                 dma_peak_bytes_per_ns=profile.origin.dma_peak_bytes_per_ns
                 or hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
                 tensor_peak_flops_per_ns=profile.origin.tensor_peak_flops_per_ns
-                or dict(matmul_peaks(hardware))["16-bit"],
+                or dict(list_matmul_peaks(hardware))["16-bit"],
             )
         )
-        unknown = math.isnan(sum(engine_active_ns.values()) + _or_nan(profile.dma.active_ns))
+        unknown = math.isnan(sum(engine_active_ns.values()) + _convert_to_nan(profile.dma.active_ns))
         return {
             bound.name: bound.time_ns
             for bound in rows
@@ -356,6 +356,6 @@ def _find_shared_names(amounts: Iterable[tuple[Place, float]]) -> set[str]:
     return {name for name, count in counts.items() if count > 1}
 
 
-def _or_nan(amount: float | None) -> float:
+def _convert_to_nan(amount: float | None) -> float:
     """Return an amount, or NaN for None, so that formulas with it become NaN."""
     return math.nan if amount is None else amount

@@ -23,7 +23,7 @@ def sum_synchronization(tables: Tables) -> Synchronization:
         updates,
         barriers,
         barrier_ns,
-        _peak_pending(tables),
+        _find_peak_pending(tables),
         throttled_ns,
         throttled_to,
         _count_dependences(tables),
@@ -40,7 +40,7 @@ def _sum_barriers(tables: Tables) -> tuple[int | None, float | None]:
     return count, total
 
 
-def _peak_pending(tables: Tables) -> int | None:
+def _find_peak_pending(tables: Tables) -> int | None:
     """Return the largest number of DMAs pending at one time, or None without the table."""
     peak = None
     for batch in tables.read_batches("PendingDma", {"value": ColumnType.integer}):

@@ -163,7 +163,7 @@ class Tables:
         return {
             name: np.concatenate([batch[name] for batch in batches])
             if batches
-            else _null_column(column_type, 0)
+            else _make_null_column(column_type, 0)
             for name, column_type in column_types.items()
         }
 
@@ -195,7 +195,7 @@ class Tables:
             for name, column_type in column_types.items():
                 if not _is_readable(columns[name], column_type):
                     raise Broken(
-                        f"{table}.{name} is of type {_entry_type(columns[name])}, not {column_type.value}"
+                        f"{table}.{name} is of type {_get_entry_type(columns[name])}, not {column_type.value}"
                     )
             _expect_bounded(parquet.metadata, column_types)
             absent = {name: column_type for name, column_type in optional.items() if name not in columns}
@@ -206,7 +206,7 @@ class Tables:
                         for name in column_types
                     },
                     **{
-                        name: _null_column(column_type, batch.num_rows)
+                        name: _make_null_column(column_type, batch.num_rows)
                         for name, column_type in absent.items()
                     },
                 }
@@ -263,7 +263,7 @@ def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
                 )
 
 
-def _entry_type(arrow_type: Any) -> Any:
+def _get_entry_type(arrow_type: Any) -> Any:
     """Return the Arrow type of a column's entries: the type of a dictionary's values, else the type itself."""
     from pyarrow import types
 
@@ -274,7 +274,7 @@ def _is_readable(arrow_type: Any, column_type: ColumnType) -> bool:
     """Return whether a column of an Arrow type can be read as a column type; a column of nulls always can."""
     from pyarrow import types
 
-    arrow_type = _entry_type(arrow_type)
+    arrow_type = _get_entry_type(arrow_type)
     if types.is_null(arrow_type):
         return True
     if column_type is ColumnType.text:
@@ -297,7 +297,7 @@ def _convert_column(column_name: str, column: Any, column_type: ColumnType, name
     import pyarrow
 
     if pyarrow.types.is_null(column.type):
-        null_array = _null_column(column_type, len(column))
+        null_array = _make_null_column(column_type, len(column))
         if column_type is ColumnType.time and len(column):
             raise Broken(f"{column_name} holds a null")
         return null_array
@@ -345,7 +345,7 @@ def _expect_in_range(column_name: str, numbers: NDArray[Any], column_type: Colum
     return numbers
 
 
-def _null_column(column_type: ColumnType, rows: int) -> NDArray[Any]:
+def _make_null_column(column_type: ColumnType, rows: int) -> NDArray[Any]:
     """Return a column of nulls, each replaced as `ColumnType` says: NaN, False or -1.
 
     Args:

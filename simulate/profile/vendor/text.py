@@ -7,7 +7,7 @@ from typing import Any
 
 from nkw.errors import shown
 from nkw.report import Hanging, Name, Noted, Part, Table, table
-from simulate.profile.numbers import share, us
+from simulate.profile.numbers import format_share, format_us
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.profile.vendor.side_by_side import Pair, SideBySide
 
@@ -28,7 +28,7 @@ def make_report(comparison: SideBySide, rows: int = 8) -> list[Part]:
     predicted, measured = comparison.predicted, comparison.measured
     out: list[Part] = [
         Hanging(
-            f"{predicted.title}: {us(predicted.length_ns)} us ({predicted.reading.value} reading)",
+            f"{predicted.title}: {format_us(predicted.length_ns)} us ({predicted.reading.value} reading)",
             style="bold",
         ),
         Hanging(f"against {shown(measured.path)}{_format_origin(measured)}"),
@@ -39,20 +39,20 @@ def make_report(comparison: SideBySide, rows: int = 8) -> list[Part]:
     if len(measured.warnings) > len(warnings):
         out.append(f"{len(measured.warnings) - len(warnings)} more warnings")
     out += [Hanging(f"note: {shown(note, _LONGEST_WARNING)}") for note in comparison.notes]
-    out += ["", make_pairs_table("time, us", [*comparison.times, *comparison.dma_ns], us)]
-    out += ["", make_pairs_table("active, us", comparison.engines, us)]
+    out += ["", make_pairs_table("time, us", [*comparison.times, *comparison.dma_ns], format_us)]
+    out += ["", make_pairs_table("active, us", comparison.engines, format_us)]
     for head, pairs, format_amount in (
-        ("DMA, MB", comparison.dma_bytes, _mb),
+        ("DMA, MB", comparison.dma_bytes, _format_mb),
         ("count", comparison.counts, _format_count),
         ("SBUF, bytes of a partition", comparison.memory, _format_count),
-        ("the vendor's bounds, us", comparison.bounds, us),
+        ("the vendor's bounds, us", comparison.bounds, format_us),
     ):
         if any(pair.measured is not None for pair in pairs):
             out += ["", make_pairs_table(head, pairs, format_amount)]
     if comparison.lines:
-        out += ["", make_named_table("line, us", comparison.lines, rows, us)]
+        out += ["", make_named_table("line, us", comparison.lines, rows, format_us)]
     if comparison.tensors:
-        out += ["", make_named_table("HBM tensor, MB", comparison.tensors, rows, _mb)]
+        out += ["", make_named_table("HBM tensor, MB", comparison.tensors, rows, _format_mb)]
     return [*out, *_list_measured_only(measured)]
 
 
@@ -60,7 +60,7 @@ def format_verdict(comparison: SideBySide) -> str:
     """Return both total times in us and their ratio, as a sentence without a full stop."""
     total = comparison.total
     return (
-        f"{us(total.predicted or 0.0)} us predicted, {us(comparison.measured.total_ns)} us measured, "
+        f"{format_us(total.predicted or 0.0)} us predicted, {format_us(comparison.measured.total_ns)} us measured, "
         f"ratio {_format_ratio(total)}"
     )
 
@@ -206,24 +206,27 @@ def _list_measured_only(measured: DeviceProfile) -> list[Part]:
     waiting, memory, total = measured.synchronization, measured.on_chip, measured.total_ns
     sentences = []
     if waiting.throttled_ns:
-        lowest = share(waiting.throttled_to or 0.0, 1)
+        lowest = format_share(waiting.throttled_to or 0.0, 1)
         sentences.append(
-            f"throttled for {us(waiting.throttled_ns)} us, {share(waiting.throttled_ns, total)}, to {lowest}"
+            f"throttled for {format_us(waiting.throttled_ns)} us, "
+            f"{format_share(waiting.throttled_ns, total)}, to {lowest}"
         )
     if waiting.barriers:
-        sentences.append(f"core barriers: {us(waiting.barrier_ns or 0.0)} us in {waiting.barriers}")
+        sentences.append(f"core barriers: {format_us(waiting.barrier_ns or 0.0)} us in {waiting.barriers}")
     if waiting.pending_dmas_most is not None:
         sentences.append(f"most DMAs pending at one time: {waiting.pending_dmas_most:,}")
     wait_ns = sum(engine.wait_ns or 0.0 for engine in measured.engines)
     if wait_ns:
-        sentences.append(f"instructions waited for semaphores {us(wait_ns)} us, added up over engines")
+        sentences.append(f"instructions waited for semaphores {format_us(wait_ns)} us, added up over engines")
     for name, fullest in (("SBUF", memory.sbuf_fullest), ("PSUM", memory.psum_fullest)):
         if fullest is not None:
-            sentences.append(f"{name} at most {share(fullest, 1)} full on average of its partitions or banks")
+            sentences.append(
+                f"{name} at most {format_share(fullest, 1)} full on average of its partitions or banks"
+            )
     return ["", *(Hanging(sentence) for sentence in sentences)] if sentences else []
 
 
-def _mb(size: float) -> str:
+def _format_mb(size: float) -> str:
     """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"
 

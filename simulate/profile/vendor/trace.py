@@ -113,8 +113,8 @@ def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
             name, details = _describe_slice(table, batch, row, names, title, track_text)
             yield slice_event(name, table, process, thread.thread, start, end, details)
             threads[table, int(batch["id"][row])] = thread
-        yield from _arrows(tables, threads)
-        yield from _counters(tables, base)
+        yield from _make_arrows(tables, threads)
+        yield from _make_counters(tables, base)
 
 
 def _read_slices(tables: Tables, names: Names, row: tuple[str, str, str, str]) -> Batch:
@@ -156,7 +156,9 @@ def _describe_slice(
     return name or "instruction", {"line": next(filter(None, lines), "")}
 
 
-def _arrows(tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]) -> Iterator[dict[str, Any]]:
+def _make_arrows(
+    tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]
+) -> Iterator[dict[str, Any]]:
     """Yield trace events of arrows for the rows of Flow whose ends are both drawn, from producer to consumer.
 
     Rows whose consumer starts before the producer are left out.
@@ -183,7 +185,7 @@ def _arrows(tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]) ->
                 number += 1
 
 
-def _counters(tables: Tables, base: int) -> Iterator[dict[str, Any]]:
+def _make_counters(tables: Tables, base: int) -> Iterator[dict[str, Any]]:
     """Yield the counter events of pending DMAs, and of the fullness of SBUF and PSUM.
 
     Args:
