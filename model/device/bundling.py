@@ -156,7 +156,7 @@ class GenerationDevice(SimulatedDevice):
         self._steps: list[Step] = []
         self._prompt, self._number, self._names = 0, 0, Counter[str]()
         for name, array in weights.items():
-            self._cases.weight(name, array)
+            self._cases.note_weight(name, array)
 
     @property
     def launches(self) -> int:
@@ -203,7 +203,9 @@ class GenerationDevice(SimulatedDevice):
         def launch() -> Any:
             return super(GenerationDevice, self).run(kernel, arguments, written)[0]
 
-        return [run_checked(lambda: self._cases.launched(function, path, args, written, name, launch))]
+        return [
+            run_checked(lambda: self._cases.add_launched_case(function, path, args, written, name, launch))
+        ]
 
     def write(self, folder: Path, weights: Weights, prompts: tuple[Prompt, ...]) -> Written:
         """Write the recorded cases and steps as a bundle to a folder, and return what was written.

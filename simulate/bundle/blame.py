@@ -116,7 +116,7 @@ def compare_cases(folder: Path, bundle: Bundle, result: Result, intact: bool) ->
     """
     cases: list[CaseComparison] = []
     for case in bundle.cases:
-        case_result = result.case(case.name)
+        case_result = result.find_case(case.name)
         ran = case_result is not None and case_result.status == RAN
         outputs = compare_case(folder, case, case_result) if ran and case_result else ()
         cases.append(CaseComparison(case, case_result, outputs, read_case_profile(folder, case, case_result)))

@@ -135,7 +135,7 @@ class Program:
         self._streams, self._chain = launch.streams, longest_chain(launch.streams)
         self._contractions: Sequence[int] | None = None
 
-    def case(self, name: str, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Case:
+    def make_case(self, name: str, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Case:
         """Return a launch of the program as a case with this name, these arguments and these expected outputs."""
         return Case(
             name,
@@ -151,7 +151,7 @@ class Program:
             self.findings,
         )
 
-    def tolerances(
+    def derive_tolerances(
         self, call: Call, outputs: Sequence[np.ndarray], name: str
     ) -> tuple[list[Tolerance | None], str]:
         """Return the tolerance of every output of a launch, derived as `nkw verify` does, and an empty string.
@@ -234,7 +234,7 @@ def make_case(
     outputs, expected = _make_outputs(program, call, name)
     arrays = inputs | expected
     _check_size(arrays, name)
-    return program.case(name, arguments, outputs), arrays
+    return program.make_case(name, arguments, outputs), arrays
 
 
 def _check_size(arrays: Arrays, name: str) -> None:
@@ -287,7 +287,7 @@ def make_plain_argument(parameter: str, content: Any, name: str) -> Argument:
 
 def _make_outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
     """Return the expected outputs of a case with their tolerances, and their arrays by file name."""
-    tolerances, why = program.tolerances(call, program.outputs, name)
+    tolerances, why = program.derive_tolerances(call, program.outputs, name)
     outputs, files = [], {}
     for number, array in enumerate(program.outputs):
         check_dtype(array, number, name)

@@ -37,7 +37,7 @@ class Written:
     bundle: Bundle
     nbytes: int
 
-    def report(self, left_out: Sequence[str] = ()) -> list[Part]:
+    def make_report(self, left_out: Sequence[str] = ()) -> list[Part]:
         """Return the report of `nkw bundle` for a terminal: what was written and left out, and what to do next.
 
         Args:
@@ -58,7 +58,7 @@ class Written:
             Hanging(f"on the instance: {command}; here, afterwards: nkw compare {self.folder}"),
         ]
 
-    def document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    def make_document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
         """Return what was written and left out, as JSON types for `nkw bundle --json`."""
         cases = [
             {"name": case.name, "lnc": case.lnc, "instructions": case.instructions.count}

@@ -119,14 +119,14 @@ class LaunchCases(Cases):
         self._shared: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
-    def weight(self, name: str, array: np.ndarray) -> None:
+    def note_weight(self, name: str, array: np.ndarray) -> None:
         """Note that an array is the operand of weights with a name.
 
         Arguments with this array are not stored.
         """
         self._origins.note(array, WEIGHT, name)
 
-    def launched(
+    def add_launched_case(
         self,
         kernel: Callable[..., Any],
         kernel_name: str,
@@ -150,7 +150,8 @@ class LaunchCases(Cases):
         """
         call = Call(args, {})
         arguments = tuple(
-            self._argument(parameter, argument, name) for parameter, argument in name_arguments(kernel, call)
+            self._make_argument(parameter, argument, name)
+            for parameter, argument in name_arguments(kernel, call)
         )
         weight_ids = {
             id(argument)
@@ -158,18 +159,18 @@ class LaunchCases(Cases):
             if described_argument.argument_kind == WEIGHT
         }
         before = call.map_arrays(lambda array, _: array if id(array) in weight_ids else array.copy())
-        first, program = self._program(kernel, kernel_name, before, name)
+        first, program = self._find_program(kernel, kernel_name, before, name)
         returned, earlier = launch(), dict(name_arguments(kernel, before))
         outputs = convert_results(returned)
-        tolerances, reason = program.tolerances(before, outputs, name)
+        tolerances, reason = program.derive_tolerances(before, outputs, name)
         described = []
         for number, array in enumerate(outputs):
             parameter = written[number] if number < len(written) else None
             onto = None if parameter is None else (parameter, np.asarray(earlier[parameter]))
-            described.append(self._output(array, number, name, onto, tolerances[number], reason))
+            described.append(self._make_output(array, number, name, onto, tolerances[number], reason))
             self._origins.note(array, RESULT, name, number)
         case = replace(
-            program.case(name, arguments, tuple(described)),
+            program.make_case(name, arguments, tuple(described)),
             step=self.step,
             model_part=self.section,
             like="" if first == name else first,
@@ -177,7 +178,7 @@ class LaunchCases(Cases):
         self._append((case, {}))
         return returned
 
-    def _program(
+    def _find_program(
         self, kernel: Callable[..., Any], kernel_name: str, call: Call, name: str
     ) -> tuple[str, Program]:
         """Return the name of the first case of a program, and the program.
@@ -194,7 +195,7 @@ class LaunchCases(Cases):
             self._programs[key] = name, program
         return self._programs[key]
 
-    def _argument(self, parameter: str, content: Any, name: str) -> Argument:
+    def _make_argument(self, parameter: str, content: Any, name: str) -> Argument:
         """Return an argument of a case: its origin, zeros, or a file, whose array is added to `arrays`.
 
         Raises:
@@ -214,9 +215,9 @@ class LaunchCases(Cases):
                 f"the argument {parameter} of {name} has {content.nbytes:,} bytes, and is neither a weight nor what "
                 f"another launch returned; a bundle takes {MOST_CASE_BYTES:,} of such"
             )
-        return Argument(parameter, ARRAY, self._file(parameter, content), shape, dtype)
+        return Argument(parameter, ARRAY, self._store_array(parameter, content), shape, dtype)
 
-    def _file(self, stem: str, array: np.ndarray) -> str:
+    def _store_array(self, stem: str, array: np.ndarray) -> str:
         """Return the name of an array's file, such as `inputs/ids-1.npy`, and add the array to `arrays` if it is new.
 
         Arrays of equal shape, dtype and contents share a file. `stem` begins the name of a new file.
@@ -228,7 +229,7 @@ class LaunchCases(Cases):
             self.arrays[self._shared[key]] = np.array(array, order="C")
         return self._shared[key]
 
-    def _output(
+    def _make_output(
         self,
         array: np.ndarray,
         number: int,
@@ -256,7 +257,7 @@ class LaunchCases(Cases):
             named, before = onto
             axis, positions = find_written_positions(before, array)
             values = np.take(array, positions, axis)
-            record = Onto(named, axis, array.shape, self._file("places", positions))
+            record = Onto(named, axis, array.shape, self._store_array("places", positions))
         values = np.ascontiguousarray(values).copy()
         tile, shape, dtype = get_tile(values.shape), values.shape, values.dtype.name
         if values.nbytes > MOST_OUTPUT_BYTES:

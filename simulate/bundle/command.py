@@ -64,8 +64,8 @@ def bundle_command(options: argparse.Namespace) -> int:
             if not prepare_process(options):
                 return 2
             written, left_out = _build_bundle(options, folder)
-            show(written.report(left_out))
-            document.update(written.document(left_out))
+            show(written.make_report(left_out))
+            document.update(written.make_document(left_out))
     except NoVerdict as failed:
         return print_no_verdict(failed)
     except NkwError as wrong:

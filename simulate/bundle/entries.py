@@ -57,7 +57,7 @@ def make_entries(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Ent
         )
     entries, skipped = [], []
     for case_result in result.cases:
-        case = bundle.case(case_result.name)
+        case = bundle.find_case(case_result.name)
         assert case is not None, "a result has cases of its bundle only"
         if case.like:
             continue

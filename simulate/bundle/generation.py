@@ -122,21 +122,21 @@ def parse_weights(fields: Fields) -> Weights:
     """
     return Weights(
         tuple(
-            WeightFile(row.text("name"), row.count("nbytes"), row.text("sha256"))
-            for row in fields.rows("files")
+            WeightFile(row.read_text("name"), row.read_count("nbytes"), row.read_text("sha256"))
+            for row in fields.read_rows("files")
         ),
         tuple(
             Drawn(
-                row.text("name"),
-                row.choice("dtype", tuple(DTYPES)),
-                row.count("count"),
-                row.count("seed"),
-                row.number("scale"),
-                row.number("shift"),
+                row.read_text("name"),
+                row.read_choice("dtype", tuple(DTYPES)),
+                row.read_count("count"),
+                row.read_count("seed"),
+                row.read_number("scale"),
+                row.read_number("shift"),
             )
-            for row in fields.rows("drawn")
+            for row in fields.read_rows("drawn")
         ),
-        tuple(_parse_operand(row) for row in fields.rows("operands")),
+        tuple(_parse_operand(row) for row in fields.read_rows("operands")),
     )
 
 
@@ -148,19 +148,19 @@ def parse_generation(fields: Fields) -> Generation:
             exist.
     """
     generation = Generation(
-        tuple(Prompt(row.text("text"), row.counts("ids")) for row in fields.rows("prompts")),
+        tuple(Prompt(row.read_text("text"), row.read_counts("ids")) for row in fields.read_rows("prompts")),
         tuple(
             Step(
-                row.count("prompt"),
-                row.count("number"),
-                row.text("case"),
-                row.count("values"),
-                row.count("tokens"),
-                row.count("token"),
-                row.text("text"),
-                row.number("margin"),
+                row.read_count("prompt"),
+                row.read_count("number"),
+                row.read_text("case"),
+                row.read_count("values"),
+                row.read_count("tokens"),
+                row.read_count("token"),
+                row.read_text("text"),
+                row.read_number("margin"),
             )
-            for row in fields.rows("steps")
+            for row in fields.read_rows("steps")
         ),
     )
     if any(step.prompt >= len(generation.prompts) for step in generation.steps):
@@ -172,13 +172,15 @@ def _parse_operand(fields: Fields) -> Operand:
     """Parse an operand of weights and its pieces. Raises InvalidArgument for malformed fields."""
     pieces = tuple(
         Piece(
-            row.text("tensor"),
-            row.count("start"),
-            row.counts("strides"),
-            row.counts("at"),
-            row.shape("shape"),
+            row.read_text("tensor"),
+            row.read_count("start"),
+            row.read_counts("strides"),
+            row.read_counts("at"),
+            row.read_shape("shape"),
         )
-        for row in fields.rows("pieces")
+        for row in fields.read_rows("pieces")
     )
-    dtype = fields.choice("dtype", tuple(DTYPES))
-    return Operand(fields.text("name"), dtype, fields.shape("shape"), fields.text("sha256"), pieces)
+    dtype = fields.read_choice("dtype", tuple(DTYPES))
+    return Operand(
+        fields.read_text("name"), dtype, fields.read_shape("shape"), fields.read_text("sha256"), pieces
+    )

@@ -204,7 +204,7 @@ class Bundle:
     generated: Generation | None = None
     weights: Weights | None = None
 
-    def case(self, name: str) -> Case | None:
+    def find_case(self, name: str) -> Case | None:
         """Return the case with a name, or None if there is none."""
         return self._case_by_name.get(name)
 
@@ -235,29 +235,29 @@ def load_bundle(folder: Path) -> Bundle:
     if not folder.is_dir():
         raise make_error(f"{folder} is not a folder")
     manifest = read_json(folder, MANIFEST)
-    if manifest.count("schema") != SCHEMA:
+    if manifest.read_count("schema") != SCHEMA:
         raise make_error(
-            f"{manifest.location} has schema {manifest.count('schema')}; this version reads schema {SCHEMA}"
+            f"{manifest.location} has schema {manifest.read_count('schema')}; this version reads schema {SCHEMA}"
         )
-    bundle_kind = manifest.choice("kind", KINDS)
+    bundle_kind = manifest.read_choice("kind", KINDS)
     cases: dict[str, Case] = {}
-    for fields in manifest.rows("cases"):
+    for fields in manifest.read_rows("cases"):
         case = _parse_case(fields, cases)
         if case.name in cases:
             raise make_error(f"{manifest.location}: two cases are named {case.name!r:.80}; names must differ")
         cases[case.name] = case
-    generation = parse_generation(manifest.fields("generated")) if bundle_kind == MODEL else None
+    generation = parse_generation(manifest.read_object("generated")) if bundle_kind == MODEL else None
     if generation is not None:
         _check_chain(manifest.location, tuple(cases.values()), generation)
     return Bundle(
         bundle_kind,
-        manifest.choice("target", TARGETS),
-        manifest.text("digest"),
-        manifest.named_texts("versions"),
-        _parse_expectation(manifest.fields("expects")),
+        manifest.read_choice("target", TARGETS),
+        manifest.read_text("digest"),
+        manifest.read_named_texts("versions"),
+        _parse_expectation(manifest.read_object("expects")),
         tuple(cases.values()),
         generation,
-        parse_weights(manifest.fields("weights")) if manifest.has("weights") else None,
+        parse_weights(manifest.read_object("weights")) if manifest.has("weights") else None,
     )
 
 
@@ -294,11 +294,11 @@ def _check_chain(location: str, cases: tuple[Case, ...], generation: Generation)
 def _parse_expectation(fields: Fields) -> Expects:
     """Parse the environment that a bundle needs."""
     return Expects(
-        fields.texts("instances"),
-        fields.text("nki"),
-        fields.text("sdk"),
-        fields.text("python"),
-        fields.texts("packages"),
+        fields.read_texts("instances"),
+        fields.read_text("nki"),
+        fields.read_text("sdk"),
+        fields.read_text("python"),
+        fields.read_texts("packages"),
     )
 
 
@@ -308,94 +308,104 @@ def _parse_case(fields: Fields, earlier_cases: dict[str, Case]) -> Case:
     Raises:
         InvalidArgument: If `like` names no earlier case, or a field is malformed.
     """
-    like, arguments = fields.text("like", ""), fields.fields("arguments")
+    like, arguments = fields.read_text("like", ""), fields.read_object("arguments")
     if like and like not in earlier_cases:
         raise make_error(f"{fields.location}: it is like {like!r:.80}, which is no earlier case")
     instructions = (
-        earlier_cases[like].instructions if like else _parse_instructions(fields.fields("instructions"))
+        earlier_cases[like].instructions if like else _parse_instructions(fields.read_object("instructions"))
     )
     return Case(
-        fields.text("name"),
-        fields.text("kernel"),
-        fields.text("module"),
-        fields.text("function"),
-        fields.choice("imports", DIALECTS),
-        fields.count("lnc", 1),
-        tuple(_parse_argument(str(name), arguments.fields(name)) for name in arguments.values),
-        tuple(_parse_output(row) for row in fields.rows("outputs")),
-        earlier_cases[like].predicted if like else _parse_prediction(fields.fields("predicted")),
+        fields.read_text("name"),
+        fields.read_text("kernel"),
+        fields.read_text("module"),
+        fields.read_text("function"),
+        fields.read_choice("imports", DIALECTS),
+        fields.read_count("lnc", 1),
+        tuple(_parse_argument(str(name), arguments.read_object(name)) for name in arguments.values),
+        tuple(_parse_output(row) for row in fields.read_rows("outputs")),
+        earlier_cases[like].predicted if like else _parse_prediction(fields.read_object("predicted")),
         instructions,
-        fields.texts("findings"),
-        fields.count("step"),
-        fields.text("part", ""),
+        fields.read_texts("findings"),
+        fields.read_count("step"),
+        fields.read_text("part", ""),
         like,
     )
 
 
 def _parse_instructions(fields: Fields) -> Instructions:
     """Parse the instructions."""
-    ops = {name: int(count) for name, count in fields.named_numbers("ops").items()}
-    return Instructions(fields.count("count"), fields.text("sha256"), ops)
+    ops = {name: int(count) for name, count in fields.read_named_numbers("ops").items()}
+    return Instructions(fields.read_count("count"), fields.read_text("sha256"), ops)
 
 
 def _parse_argument(name: str, fields: Fields) -> Argument:
     """Parse the argument of the parameter `name`."""
-    argument_kind = fields.choice("kind", (*ARRAYS, LITERAL, DTYPE))
+    argument_kind = fields.read_choice("kind", (*ARRAYS, LITERAL, DTYPE))
     if argument_kind not in ARRAYS:
-        return Argument(name, argument_kind, text=fields.text("text"))
-    dtype, file = fields.choice("dtype", tuple(DTYPES)), fields.text("file")
-    text, output = fields.text("text", ""), fields.count("output")
-    return Argument(name, argument_kind, file, fields.shape("shape"), dtype, text, output)
+        return Argument(name, argument_kind, text=fields.read_text("text"))
+    dtype, file = fields.read_choice("dtype", tuple(DTYPES)), fields.read_text("file")
+    text, output = fields.read_text("text", ""), fields.read_count("output")
+    return Argument(name, argument_kind, file, fields.read_shape("shape"), dtype, text, output)
 
 
 def _parse_output(fields: Fields) -> Output:
     """Parse an expected output. Raises InvalidArgument if a field is malformed, such as a tile without rows."""
-    tile = fields.shape("tile")
+    tile = fields.read_shape("tile")
     if len(tile) != 2 or min(tile) < 1:
         raise make_error(f"{fields.location}: 'tile' is {list(tile)}; rows and columns are wanted")
     return Output(
-        fields.text("name"),
-        fields.text("file"),
-        fields.shape("shape"),
-        fields.choice("dtype", tuple(DTYPES)),
+        fields.read_text("name"),
+        fields.read_text("file"),
+        fields.read_shape("shape"),
+        fields.read_choice("dtype", tuple(DTYPES)),
         (tile[0], tile[1]),
-        _parse_tolerance(fields.fields("tolerance")) if fields.has("tolerance") else None,
-        fields.text("why", ""),
-        _parse_onto(fields.fields("onto")) if fields.has("onto") else None,
-        fields.texts("tiles"),
-        fields.text("argument", ""),
+        _parse_tolerance(fields.read_object("tolerance")) if fields.has("tolerance") else None,
+        fields.read_text("why", ""),
+        _parse_onto(fields.read_object("onto")) if fields.has("onto") else None,
+        fields.read_texts("tiles"),
+        fields.read_text("argument", ""),
     )
 
 
 def _parse_onto(fields: Fields) -> Onto:
     """Parse the positions at which an output overwrites an argument."""
-    return Onto(fields.text("argument"), fields.count("axis"), fields.shape("shape"), fields.text("file"))
+    return Onto(
+        fields.read_text("argument"),
+        fields.read_count("axis"),
+        fields.read_shape("shape"),
+        fields.read_text("file"),
+    )
 
 
 def _parse_tolerance(fields: Fields) -> Tolerance:
     """Parse a tolerance."""
     return Tolerance(
-        fields.number("bound"),
-        fields.number("error"),
-        fields.number("magnitude"),
-        fields.count("contraction"),
-        fields.count("roundings"),
-        fields.text("through"),
+        fields.read_number("bound"),
+        fields.read_number("error"),
+        fields.read_number("magnitude"),
+        fields.read_count("contraction"),
+        fields.read_count("roundings"),
+        fields.read_text("through"),
     )
 
 
 def _parse_prediction(fields: Fields) -> Predicted:
     """Parse the predicted times."""
     return Predicted(
-        dataflow_ns=fields.number("dataflow_ns"),
-        scheduled_ns=fields.number("scheduled_ns"),
-        program_ns=fields.number("program_ns"),
-        serial_ns=fields.number("serial_ns"),
-        overhead_ns=fields.number("overhead_ns"),
-        engines=fields.named_numbers("engines"),
-        basis=fields.named_numbers("basis"),
+        dataflow_ns=fields.read_number("dataflow_ns"),
+        scheduled_ns=fields.read_number("scheduled_ns"),
+        program_ns=fields.read_number("program_ns"),
+        serial_ns=fields.read_number("serial_ns"),
+        overhead_ns=fields.read_number("overhead_ns"),
+        engines=fields.read_named_numbers("engines"),
+        basis=fields.read_named_numbers("basis"),
         lines=tuple(
-            Line(line.text("file"), line.count("line"), line.number("busy_ns"), line.number("path_ns"))
-            for line in fields.rows("lines")
+            Line(
+                line.read_text("file"),
+                line.read_count("line"),
+                line.read_number("busy_ns"),
+                line.read_number("path_ns"),
+            )
+            for line in fields.read_rows("lines")
         ),
     )

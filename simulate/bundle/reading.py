@@ -135,7 +135,7 @@ class Fields:
         self.values = values
         self.location = location
 
-    def _wrong(self, name: str, expected: str) -> InvalidArgument:
+    def _make_error(self, name: str, expected: str) -> InvalidArgument:
         """Return, without raising it, the error for a member that is missing or is not what `expected` says."""
         problem = "is missing" if name not in self.values else f"is {self.values[name]!r:.40}"
         return make_error(f"{self.location}: {name!r:.40} {problem}; {expected} is wanted")
@@ -144,103 +144,103 @@ class Fields:
         """Return whether a member exists and is not null."""
         return self.values.get(name) is not None
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def read_text(self, name: str, default: str | None = None) -> str:
         """Return a member that must be a string; if it is absent and a default is given, the default."""
         member = self.values.get(name, default)
         if not isinstance(member, str):
-            raise self._wrong(name, "text")
+            raise self._make_error(name, "text")
         return member
 
-    def optional_text(self, name: str) -> str | None:
+    def read_optional_text(self, name: str) -> str | None:
         """Return a string member, or None if it is null or absent."""
-        return self.text(name) if self.has(name) else None
+        return self.read_text(name) if self.has(name) else None
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+    def read_choice(self, name: str, choices: tuple[str, ...]) -> str:
         """Return a member that must be one of the strings in `choices`."""
         member = self.values.get(name)
         if not isinstance(member, str) or member not in choices:
-            raise self._wrong(name, f"one of {', '.join(choices)}")
+            raise self._make_error(name, f"one of {', '.join(choices)}")
         return member
 
-    def number(self, name: str) -> float:
+    def read_number(self, name: str) -> float:
         """Return a member that must be a finite number of at least 0, as a float."""
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, (int, float)):
-            raise self._wrong(name, "a number")
+            raise self._make_error(name, "a number")
         try:
             wide = float(member)
         except OverflowError:
             wide = math.inf
         if not 0 <= wide < math.inf:
-            raise self._wrong(name, "a finite number of at least 0")
+            raise self._make_error(name, "a finite number of at least 0")
         return wide
 
-    def optional_number(self, name: str) -> float | None:
+    def read_optional_number(self, name: str) -> float | None:
         """Return a number of at least 0 as a float, or None if the member is null or absent."""
-        return self.number(name) if self.has(name) else None
+        return self.read_number(name) if self.has(name) else None
 
-    def count(self, name: str, least: int = 0) -> int:
+    def read_count(self, name: str, least: int = 0) -> int:
         """Return a member that must be an integer of at least `least`, below 2**62."""
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, int) or not least <= member < 1 << 62:
-            raise self._wrong(name, f"a whole number of at least {least}")
+            raise self._make_error(name, f"a whole number of at least {least}")
         return member
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def read_shape(self, name: str) -> tuple[int, ...]:
         """Return a member that must be a shape: a list of at most 16 sizes, with a product below 2**48."""
         member = self.values.get(name)
         if not isinstance(member, list) or len(member) > 16:
-            raise self._wrong(name, "a list of sizes")
+            raise self._make_error(name, "a list of sizes")
         for size in member:
             if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 40:
-                raise self._wrong(name, "a list of sizes")
+                raise self._make_error(name, "a list of sizes")
         if math.prod(member) >= 1 << 48:
-            raise self._wrong(name, "a shape that fits into a memory")
+            raise self._make_error(name, "a shape that fits into a memory")
         return tuple(member)
 
-    def numbers(self, name: str) -> tuple[float, ...]:
+    def read_numbers(self, name: str) -> tuple[float, ...]:
         """Return a member that must be a list of finite numbers of at least 0, as floats."""
-        items = self._list(name)
-        return tuple(items.number(index) for index in items.values)
+        items = self._read_list(name)
+        return tuple(items.read_number(index) for index in items.values)
 
-    def counts(self, name: str) -> tuple[int, ...]:
+    def read_counts(self, name: str) -> tuple[int, ...]:
         """Return a member that must be a list of integers of at least 0."""
-        items = self._list(name)
-        return tuple(items.count(index) for index in items.values)
+        items = self._read_list(name)
+        return tuple(items.read_count(index) for index in items.values)
 
-    def texts(self, name: str) -> tuple[str, ...]:
+    def read_texts(self, name: str) -> tuple[str, ...]:
         """Return a member that must be a list of strings."""
-        items = self._list(name)
-        return tuple(items.text(index) for index in items.values)
+        items = self._read_list(name)
+        return tuple(items.read_text(index) for index in items.values)
 
-    def _list(self, name: str) -> Fields:
+    def _read_list(self, name: str) -> Fields:
         """Return a member that must be a list, as an object whose members are named "0", "1", and so on."""
         member = self.values.get(name)
         if not isinstance(member, list):
-            raise self._wrong(name, "a list")
+            raise self._make_error(name, "a list")
         return Fields(
             {str(index): element for index, element in enumerate(member)}, f"{self.location}: {name}"
         )
 
-    def fields(self, name: str) -> Fields:
+    def read_object(self, name: str) -> Fields:
         """Return a member that must be a JSON object, as `Fields`."""
         member = self.values.get(name)
         if not isinstance(member, dict):
-            raise self._wrong(name, "an object")
+            raise self._make_error(name, "an object")
         return Fields(member, f"{self.location}: {name}")
 
-    def rows(self, name: str) -> Iterator[Fields]:
+    def read_rows(self, name: str) -> Iterator[Fields]:
         """Yield the elements of a member that must be a list of JSON objects, each as `Fields`."""
-        rows = self._list(name)
+        rows = self._read_list(name)
         for index in rows.values:
-            yield rows.fields(index)
+            yield rows.read_object(index)
 
-    def named_texts(self, name: str) -> dict[str, str]:
+    def read_named_texts(self, name: str) -> dict[str, str]:
         """Return a member that must be a JSON object with strings as values, as a dict."""
-        members = self.fields(name)
-        return {str(key): members.text(key) for key in members.values}
+        members = self.read_object(name)
+        return {str(key): members.read_text(key) for key in members.values}
 
-    def named_numbers(self, name: str) -> dict[str, float]:
+    def read_named_numbers(self, name: str) -> dict[str, float]:
         """Return a member that must be a JSON object of finite numbers of at least 0, as a dict of floats."""
-        members = self.fields(name)
-        return {str(key): members.number(key) for key in members.values}
+        members = self.read_object(name)
+        return {str(key): members.read_number(key) for key in members.values}

@@ -2,7 +2,7 @@
 
 bundle, result = load(Path("matmul-trn2"))
 for case in result.cases:
-    predicted = bundle.case(case.name).predicted
+    predicted = bundle.find_case(case.name).predicted
     if case.times: print(case.name, case.times.median_ns, predicted.bracket_ns, case.times.clock)
 """
 
@@ -112,7 +112,7 @@ class Result:
     cases: tuple[CaseResult, ...]
     failures: tuple[tuple[str, str], ...]
 
-    def case(self, name: str) -> CaseResult | None:
+    def find_case(self, name: str) -> CaseResult | None:
         """Return the result of the case with a name, or None if it was not requested."""
         return self._case_by_name.get(name)
 
@@ -135,27 +135,30 @@ def load(folder: Path) -> tuple[Bundle, Result]:
             f"{RESULT_FOLDER} back to {folder / RESULT_FOLDER}, then compare"
         )
     document = read_json(folder, f"{RESULT_FOLDER}/{RESULT}")
-    if document.count("schema") != SCHEMA:
+    if document.read_count("schema") != SCHEMA:
         raise make_error(
-            f"{document.location} has schema {document.count('schema')}; this version reads schema {SCHEMA}"
+            f"{document.location} has schema {document.read_count('schema')}; this version reads schema {SCHEMA}"
         )
-    cases = tuple(_parse_case(row) for row in document.rows("cases"))
+    cases = tuple(_parse_case(row) for row in document.read_rows("cases"))
     names: set[str] = set()
     for case in cases:
-        if bundle.case(case.name) is None or case.name in names:
+        if bundle.find_case(case.name) is None or case.name in names:
             raise make_error(
                 f"{document.location}: {case.name!r:.60} is no case of the bundle, or there twice"
             )
         names.add(case.name)
     return bundle, Result(
-        document.text("bundle"),
-        document.text("target"),
-        document.text("started"),
-        document.optional_text("finished"),
-        _parse_environment(document.fields("environment")),
-        document.choice("launcher", LAUNCHERS) if document.has("launcher") else None,
+        document.read_text("bundle"),
+        document.read_text("target"),
+        document.read_text("started"),
+        document.read_optional_text("finished"),
+        _parse_environment(document.read_object("environment")),
+        document.read_choice("launcher", LAUNCHERS) if document.has("launcher") else None,
         cases,
-        tuple((failure.text("stage"), failure.text("message")) for failure in document.rows("failures")),
+        tuple(
+            (failure.read_text("stage"), failure.read_text("message"))
+            for failure in document.read_rows("failures")
+        ),
     )
 
 
@@ -189,51 +192,51 @@ def read_expected(folder: Path, case: Case, number: int) -> np.ndarray:
 def _parse_environment(fields: Fields) -> Environment:
     """Parse the environment."""
     return Environment(
-        fields.text("python"),
-        fields.text("platform"),
-        fields.named_texts("packages"),
-        fields.optional_text("instance"),
-        fields.texts("devices"),
-        fields.named_texts("variables"),
+        fields.read_text("python"),
+        fields.read_text("platform"),
+        fields.read_named_texts("packages"),
+        fields.read_optional_text("instance"),
+        fields.read_texts("devices"),
+        fields.read_named_texts("variables"),
     )
 
 
 def _parse_case(fields: Fields) -> CaseResult:
     """Parse the outcome of a case."""
-    error = fields.fields("error") if fields.has("error") else None
+    error = fields.read_object("error") if fields.has("error") else None
     return CaseResult(
-        fields.text("name"),
-        fields.choice("status", STATUSES),
-        fields.choice("stage", STAGES) if fields.has("stage") else None,
-        (error.text("type"), error.text("message")) if error else None,
-        fields.optional_text("log"),
-        tuple(_parse_output(row) for row in fields.rows("outputs")),
-        _parse_times(fields.fields("times")) if fields.has("times") else None,
-        fields.optional_text("profile"),
-        fields.choice("inputs", INPUTS) if fields.has("inputs") else EXPECTED,
-        fields.numbers("drift") if fields.has("drift") else (),
-        fields.count("token") if fields.has("token") else None,
+        fields.read_text("name"),
+        fields.read_choice("status", STATUSES),
+        fields.read_choice("stage", STAGES) if fields.has("stage") else None,
+        (error.read_text("type"), error.read_text("message")) if error else None,
+        fields.read_optional_text("log"),
+        tuple(_parse_output(row) for row in fields.read_rows("outputs")),
+        _parse_times(fields.read_object("times")) if fields.has("times") else None,
+        fields.read_optional_text("profile"),
+        fields.read_choice("inputs", INPUTS) if fields.has("inputs") else EXPECTED,
+        fields.read_numbers("drift") if fields.has("drift") else (),
+        fields.read_count("token") if fields.has("token") else None,
     )
 
 
 def _parse_output(fields: Fields) -> Values:
     """Parse a returned output."""
     return Values(
-        fields.text("name"),
-        fields.choice("dtype", tuple(DTYPES)),
-        fields.shape("shape"),
-        fields.optional_text("file"),
-        fields.texts("tiles") if fields.has("tiles") else None,
-        fields.count("stray") if fields.has("stray") else None,
+        fields.read_text("name"),
+        fields.read_choice("dtype", tuple(DTYPES)),
+        fields.read_shape("shape"),
+        fields.read_optional_text("file"),
+        fields.read_texts("tiles") if fields.has("tiles") else None,
+        fields.read_count("stray") if fields.has("stray") else None,
     )
 
 
 def _parse_times(fields: Fields) -> Times:
     """Parse the measured times."""
     return Times(
-        fields.count("warmup"),
-        fields.numbers("repetitions_ns"),
-        fields.number("median_ns"),
-        fields.number("spread_ns"),
-        fields.choice("clock", CLOCKS),
+        fields.read_count("warmup"),
+        fields.read_numbers("repetitions_ns"),
+        fields.read_number("median_ns"),
+        fields.read_number("spread_ns"),
+        fields.read_choice("clock", CLOCKS),
     )

@@ -424,7 +424,8 @@ def test_a_manifest_whose_launches_do_not_fit_together_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("reader", "item"), [("numbers", 1.5), ("counts", 2), ("texts", "a"), ("rows", {"a": 1})]
+    ("reader", "item"),
+    [("read_numbers", 1.5), ("read_counts", 2), ("read_texts", "a"), ("read_rows", {"a": 1})],
 )
 def test_work_of_reading_a_list_grows_with_its_length(reader: str, item: Any) -> None:
     def count(length: int) -> int:

@@ -59,5 +59,5 @@ def bundle_section(options: argparse.Namespace, config: Config, lnc: int) -> Non
 
 def report_bundle(written: Written, contents: dict[str, Any]) -> None:
     """Print the report of a written bundle, and add its JSON keys to `contents`, the document of --json."""
-    show(written.report())
-    contents.update(written.document())
+    show(written.make_report())
+    contents.update(written.make_document())

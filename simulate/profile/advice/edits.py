@@ -43,7 +43,7 @@ class Edit:
     tensors: list[TensorRecord] = field(default_factory=list)
     _made: dict[tuple[object, ...], Template] = field(default_factory=dict)
 
-    def now(self, event: int) -> tuple[Template, Sequence[int]]:
+    def get_current(self, event: int) -> tuple[Template, Sequence[int]]:
         """Return (template, operand tensors) of an event after the changes so far.
 
         Tensors are indices in the stream.
@@ -53,7 +53,7 @@ class Edit:
 
     def leave_out(self, event: int) -> None:
         """Make an event take no time and access nothing; the event stays in the stream."""
-        template, _ = self.now(event)
+        template, _ = self.get_current(event)
         key = (id(template), "left out")
         if key not in self._made:
             plan = template.plan
@@ -71,13 +71,13 @@ class Edit:
             self._made[key] = Template(template.op, empty_plan)
         self.events[event] = self._made[key], ()
 
-    def cost(self, event: int, cost: Cost, **facts: Any) -> None:
+    def set_cost(self, event: int, cost: Cost, **facts: Any) -> None:
         """Give an event another cost, and replace further fields of its plan.
 
         Args:
             facts: Fields of the plan by name, such as `engine`.
         """
-        template, tensors = self.now(event)
+        template, tensors = self.get_current(event)
         key = (id(template), cost, *facts.items())
         if key not in self._made:
             self._made[key] = _replace_template(template, cost=cost, **facts)
@@ -91,7 +91,7 @@ class Edit:
             new: Index of the other tensor in the stream, or after it for an additional tensor.
             narrower: Ratio of the element sizes of `old` and `new`; byte ranges of boxes shrink by it.
         """
-        template, tensors = self.now(event)
+        template, tensors = self.get_current(event)
         if narrower > 1:
             indices = [index for index, tensor in enumerate(tensors) if tensor == old]
             key = (id(template), narrower, *indices)
@@ -104,7 +104,7 @@ class Edit:
             template = self._made[key]
         self.events[event] = template, [new if tensor == old else tensor for tensor in tensors]
 
-    def operate(
+    def set_operands(
         self, event: int, operands: Sequence[tuple[tuple[int, ...], int]], cost: Cost, **facts: Any
     ) -> None:
         """Give an event other operands and another cost, and replace further fields of its plan.
@@ -115,7 +115,7 @@ class Edit:
             facts: Fields of the plan by name, such as `engine`.
         """
         ordered = sorted(operands, key=lambda operand: operand[0][0] != READ)
-        template, _ = self.now(event)
+        template, _ = self.get_current(event)
         changed_template = _replace_template(template, [box for box, _ in ordered], cost=cost, **facts)
         self.events[event] = changed_template, [tensor for _, tensor in ordered]
 
@@ -125,12 +125,12 @@ class Edit:
         Args:
             members: The merged events, among them `target`.
         """
-        current = [self.now(event) for event in members]
+        current = [self.get_current(event) for event in members]
         operands = [operand for template, tensors in current for operand in zip(template.boxes, tensors)]
         for event in members:
             if event != target:
                 self.leave_out(event)
-        self.operate(target, operands, cost)
+        self.set_operands(target, operands, cost)
 
     def apply(self, foreign_tensors: Sequence[TensorRecord] = ()) -> Stream:
         """Return the changed stream; the original stays unchanged.

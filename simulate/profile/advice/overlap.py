@@ -106,7 +106,7 @@ def move_copies(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
                 if num_copies % step:
                     continue
                 dst, src = template.operands[template.writes[0]], template.operands[template.reads[0]]
-                edit.cost(event, costs.copied(hardware, target, dst, src), engine=target)
+                edit.set_cost(event, costs.copied(hardware, target, dst, src), engine=target)
             if edit.events:
                 yield edit
 
@@ -135,7 +135,7 @@ def widen_tiles(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
         for event in events if num_merged > 1 else ():
             interval = _share_interval(stream.template(event), num_merged, hardware)
             if interval < stream.template(event).plan.cost.interval_cycles:
-                edit.cost(event, replace(stream.template(event).plan.cost, interval_cycles=interval))
+                edit.set_cost(event, replace(stream.template(event).plan.cost, interval_cycles=interval))
     if edit.events:
         yield edit
 

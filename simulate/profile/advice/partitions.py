@@ -42,7 +42,7 @@ def spread_over_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]
         else:
             cost = _spread_instruction(template.plan.cost, template.plan.engine, factor, hardware)
             fewest = min(fewest, template.operands[template.writes[0]].shape[0])
-        edit.cost(event, cost)
+        edit.set_cost(event, cost)
     if edit.events and fewest < hardware.partitions:
         edit.detail = f"{fewest} of {hardware.partitions} are used"
         yield edit

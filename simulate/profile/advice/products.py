@@ -36,7 +36,7 @@ def narrow_products(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
         transpose, rows = not cost.flops, reads[0].shape[0] if len(reads) == 1 else reads[1].free_size
         depth, columns = reads[0].shape[0], reads[0].free_size
         narrow = costs.matmul(hardware, depth, columns, rows, False, transpose, cost.stationary, cost.cells)
-        edit.cost(event, narrow)
+        edit.set_cost(event, narrow)
         tensors = stream.tensors_of(event)
         narrowed |= {tensors[read] for read in template.reads}
     if not edit.events:
@@ -67,7 +67,7 @@ def _narrow_tile(edit: Edit, hardware: Hardware, tile: int, events: Sequence[tup
             continue
         if template.plan.cost.dma is not None:
             if source.dtype.itemsize == 4:
-                edit.cost(event, _cast_by_dma(template.plan.cost, hardware))
+                edit.set_cost(event, _cast_by_dma(template.plan.cost, hardware))
             continue
         source_tensor = stream.tensors_of(event)[template.reads[0]]
         is_whole = template.boxes[template.reads[0]][3:] == (0, stream.tensors[source_tensor].row_bytes)
@@ -158,4 +158,4 @@ def _replace_by_dma(edit: Edit, hardware: Hardware, transposes: Sequence[int], c
         result_bytes=num_bytes,
         fraction="dma_transpose_hbm_fraction" if from_hbm else "dma_transpose_sbuf_fraction",
     )
-    edit.operate(copy, operands, cost, engine=Engine.dma, trigger=Engine.sync)
+    edit.set_operands(copy, operands, cost, engine=Engine.dma, trigger=Engine.sync)
