@@ -180,7 +180,10 @@ class Program:
         except Exception as error:  # any error of the user's reference
             return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
         if len(truth.arrays) != len(outputs):
-            raise make_error(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
+            raise make_error(
+                f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}; both must return the same "
+                "number: correct the reference"
+            )
         tolerances: list[Tolerance | None] = []
         for index, (output, exact) in enumerate(zip(outputs, truth.arrays)):
             terms = derive_terms(output, index, truth, call, self._streams, self._chain)
@@ -190,7 +193,8 @@ class Program:
                     comparison = compare(output, saturate(exact, output), *terms)
             except Mismatch as error:
                 raise make_error(
-                    f"output {index} of {name} is wrong here already: {error}; nkw verify says more"
+                    f"output {index} of {name} differs from its reference on the simulator: {error}; "
+                    "see nkw verify, and correct the kernel or its reference"
                 ) from None
             through = np.dtype(terms.through).name
             tolerances.append(
@@ -282,7 +286,10 @@ def make_plain_argument(parameter: str, content: Any, name: str) -> Argument:
         return Argument(parameter, DTYPE, text=np.dtype(content).name)
     if isinstance(content, (bool, int, float, str, tuple, list, dict, type(None))):
         return Argument(parameter, LITERAL, text=repr(content))
-    raise make_error(f"the argument {parameter} of {name} is a {type(content).__name__}, which cannot travel")
+    raise make_error(
+        f"the argument {parameter} of {name} is a {type(content).__name__}; a bundle stores arrays, dtypes and Python "
+        "literals: pass one of these"
+    )
 
 
 def _make_outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
@@ -322,7 +329,9 @@ def _find_written_argument(output: np.ndarray, kernel: Callable[..., Any], call:
 def check_dtype(array: np.ndarray, number: int, name: str) -> None:
     """Raise InvalidArgument if output `number` of the case `name` has a dtype that cannot be stored."""
     if array.dtype.name not in DTYPES:
-        raise make_error(f"output {number} of {name} is {array.dtype}, which cannot travel")
+        raise make_error(
+            f"output {number} of {name} is {array.dtype}; a bundle stores {', '.join(DTYPES)}: return one of these"
+        )
 
 
 def get_tile(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -212,8 +212,9 @@ class LaunchCases(Cases):
             return Argument(parameter, ZEROS, "", shape, dtype)
         if content.nbytes > MOST_CASE_BYTES:
             raise make_error(
-                f"the argument {parameter} of {name} has {content.nbytes:,} bytes, and is neither a weight nor what "
-                f"another launch returned; a bundle takes {MOST_CASE_BYTES:,} of such"
+                f"the argument {parameter} of {name} has {content.nbytes:,} bytes; an array that is neither a "
+                f"weight nor an output of an earlier launch may have {MOST_CASE_BYTES:,}: give shorter prompts or "
+                "smaller shapes"
             )
         return Argument(parameter, ARRAY, self._store_array(parameter, content), shape, dtype)
 

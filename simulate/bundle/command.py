@@ -177,5 +177,7 @@ def _load_examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[s
         module = importlib.import_module(f"{package}.{_EXAMPLES}")
         table: Mapping[str, Sequence[str]] = module.EXAMPLES
     except (ImportError, AttributeError, ValueError, TypeError) as missing:
-        raise make_error(f"{package:.60} has no table of examples: {missing}") from None
+        raise make_error(
+            f"{package:.60} has no table of examples: {missing}; --catalogue takes a package with a module {_EXAMPLES}"
+        ) from None
     return table, getattr(module, "RANKS", {})

@@ -95,7 +95,7 @@ def _explain_mismatch(folder: Path, case: Case) -> str:
         argument.argument_kind == DTYPE or (argument.argument_kind in ARRAYS and argument.dtype not in _SHORT)
         for argument in case.arguments
     ):
-        return "an argument has no form on a command line"
+        return "an argument cannot be written on a command line"
     installed = _find_installed_file(case.module)
     if installed is None:
         return ""

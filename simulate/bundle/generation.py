@@ -164,7 +164,10 @@ def parse_generation(fields: Fields) -> Generation:
         ),
     )
     if any(step.prompt >= len(generation.prompts) for step in generation.steps):
-        raise make_error(f"{fields.location}: a step is of a prompt that is not there")
+        raise make_error(
+            f"{fields.location}: a step is of a prompt beyond the {len(generation.prompts)} that there are; write the "
+            "bundle again"
+        )
     return generation
 
 

@@ -276,19 +276,29 @@ def _check_chain(location: str, cases: tuple[Case, ...], generation: Generation)
             if argument.argument_kind == RESULT and (
                 source is None or argument.output >= len(source.outputs)
             ):
-                raise make_error(f"{location}: {case.name!r:.80} takes a result that no earlier case has")
+                raise make_error(
+                    f"{location}: {case.name!r:.80} takes a result that no earlier case has; write the bundle again"
+                )
         names = {argument.name for argument in case.arguments if argument.argument_kind in ARRAYS}
         for output in case.outputs:
             onto = output.onto
             if onto is not None and (onto.argument not in names or onto.axis >= len(onto.shape)):
-                raise make_error(f"{location}: {case.name!r:.80} writes to an argument that it does not have")
+                raise make_error(
+                    f"{location}: {case.name!r:.80} writes to an argument that it does not have; write the bundle again"
+                )
         if case.step >= len(generation.steps):
-            raise make_error(f"{location}: {case.name!r:.80} is of a step that is not there")
+            raise make_error(
+                f"{location}: {case.name!r:.80} is of step {case.step}, of {len(generation.steps)} steps; write the "
+                "bundle again"
+            )
         earlier_cases[case.name] = case
     for number, step in enumerate(generation.steps):
         head = earlier_cases.get(step.case)
         if head is None or head.step != number or max(step.values, step.tokens) >= len(head.outputs):
-            raise make_error(f"{location}: a step has no launch that chooses its token")
+            raise make_error(
+                f"{location}: step {number} has no launch {step.case!r:.80} that chooses its token; write the "
+                "bundle again"
+            )
 
 
 def _parse_expectation(fields: Fields) -> Expects:
@@ -310,7 +320,9 @@ def _parse_case(fields: Fields, earlier_cases: dict[str, Case]) -> Case:
     """
     like, arguments = fields.read_text("like", ""), fields.read_object("arguments")
     if like and like not in earlier_cases:
-        raise make_error(f"{fields.location}: it is like {like!r:.80}, which is no earlier case")
+        raise make_error(
+            f"{fields.location}: it is like {like!r:.80}, which is no earlier case; write the bundle again"
+        )
     instructions = (
         earlier_cases[like].instructions if like else _parse_instructions(fields.read_object("instructions"))
     )
@@ -352,7 +364,9 @@ def _parse_output(fields: Fields) -> Output:
     """Parse an expected output. Raises InvalidArgument if a field is malformed, such as a tile without rows."""
     tile = fields.read_shape("tile")
     if len(tile) != 2 or min(tile) < 1:
-        raise make_error(f"{fields.location}: 'tile' is {list(tile)}; rows and columns are wanted")
+        raise make_error(
+            f"{fields.location}: 'tile' is {list(tile)}; it must be two sizes of at least 1, rows and columns"
+        )
     return Output(
         fields.read_text("name"),
         fields.read_text("file"),

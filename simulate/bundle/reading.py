@@ -60,7 +60,7 @@ def resolve_inside(folder: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise make_error(f"{name!r:.80} is no path: {error}") from None
     if not path.is_relative_to(root) or path == root:
-        raise make_error(f"{name!r:.80} leads out of {folder}")
+        raise make_error(f"{name!r:.80} leads out of {folder}; files of a bundle must be inside its folder")
     return path
 
 

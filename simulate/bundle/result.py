@@ -144,7 +144,8 @@ def load(folder: Path) -> tuple[Bundle, Result]:
     for case in cases:
         if bundle.find_case(case.name) is None or case.name in names:
             raise make_error(
-                f"{document.location}: {case.name!r:.60} is no case of the bundle, or there twice"
+                f"{document.location}: {case.name!r:.60} is not a case of the bundle, or is there twice; copy the "
+                "result of this bundle back"
             )
         names.add(case.name)
     return bundle, Result(
@@ -172,7 +173,9 @@ def read_output(folder: Path, values: Values) -> np.ndarray:
         InvalidArgument: If the array was not written or cannot be read.
     """
     if values.file is None:
-        raise make_error(f"the values of {values.name} were not written")
+        raise make_error(
+            f"the array of {values.name} was not written on the instance; run the case there again"
+        )
     return read_array(folder / RESULT_FOLDER, values.file, values.dtype, values.shape)
 
 

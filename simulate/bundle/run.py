@@ -668,7 +668,9 @@ class Record:
 
     def _give_up_values(self) -> None:
         """Delete the arrays of all outputs from the disk, and their file names from `values`; digests stay."""
-        self.add_failure("write", "the disk is full: the values were given up, their digests are here")
+        self.add_failure(
+            "write", "the disk is full: the arrays of outputs were deleted, their digests are here"
+        )
         shutil.rmtree(self._out / "values", ignore_errors=True)
         for case in self.values["cases"]:
             for output in case["outputs"]:
@@ -791,7 +793,9 @@ def describe_end(status: int) -> Json | None:
     """
     if status >= 0:
         return (
-            {"type": "Exit", "message": f"it ended with status {status} and told nothing"} if status else None
+            {"type": "Exit", "message": f"it ended with status {status} and reported no error"}
+            if status
+            else None
         )
     with contextlib.suppress(ValueError):
         return {"type": "Crash", "message": f"ended by {signal.Signals(-status).name}"}
@@ -922,7 +926,9 @@ def time_on_device(
     python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
     if not python.is_file():
         if options.nrtpy:
-            record.add_failure("time", f"{options.nrtpy} is no Python interpreter")
+            record.add_failure(
+                "time", f"--nrtpy {options.nrtpy} is no file; give the Python interpreter that has nrtpy"
+            )
         return times, ""
     command = [
         str(python),
@@ -941,7 +947,7 @@ def time_on_device(
     if process.error is not None or "times" not in process.told:
         record.add_failure(
             "time",
-            f"nrtpy cannot time {case['name']}: {(process.error or {}).get('message', 'it told nothing')}",
+            f"nrtpy cannot time {case['name']}: {(process.error or {}).get('message', 'it reported no times')}",
         )
         return times, process.log
     device_times: Json = process.told["times"]
@@ -1098,14 +1104,16 @@ def main(folder: Path) -> int:
         problem = (
             f"no case {unknown[0]}; there are {', '.join(cases)}"
             if unknown
-            else "counts of 1 or more are wanted"
+            else "--repetitions and --timeout must be at least 1, and --warmup at least 0"
         )
         make_parser().error(problem)
     signal.signal(signal.SIGTERM, raise_interrupt)
     out = make_result_folder(folder, "result")
     record = Record(out, manifest["digest"], manifest["target"])
     if compute_digest(folder, manifest) != manifest["digest"]:
-        record.add_failure("read", "files of the bundle were changed: its digest is another one")
+        record.add_failure(
+            "read", "files of the bundle were changed since it was written: its digest differs"
+        )
     try:
         problem = ""
         if manifest["weights"]:

@@ -98,7 +98,7 @@ class Runner:
             "token": None,
         }
         if (case["like"] or case["name"]) in (self._options.leave_out or ()):
-            reason = f"{case['kernel']} on such arguments ended {MOST_CRASHES} processes before"
+            reason = f"{case['kernel']} with arguments of these shapes ended {MOST_CRASHES} processes before"
             self._use_expected_outputs(case)
             return {**run.make_skipped_result(case["name"], reason), **MODEL_PART}
         missing = [
@@ -107,7 +107,9 @@ class Runner:
             if not self._chain.has_chip_output(argument)
         ]
         if missing:
-            reason = f"what {missing[0]} should return did not travel, and what it returned is lost"
+            reason = (
+                f"it takes an output of {missing[0]}, which was lost there and is not stored in the bundle"
+            )
             self._use_expected_outputs(case)
             return {**run.make_skipped_result(case["name"], reason), **MODEL_PART}
         self._enter_stage("import")

@@ -28,7 +28,7 @@ def check_weights(folder: str | None, files: list[Json]) -> str:
         return f"the weights are missing: give --weights FOLDER, the folder that holds {files[0]['name']}"
     root = Path(folder)
     if not root.is_dir():
-        return f"--weights {folder} is no folder"
+        return f"--weights {folder} is no folder; give the folder that holds {files[0]['name']}"
     for file in files:
         path, digest = root / file["name"], hashlib.sha256()
         try:
@@ -87,7 +87,7 @@ def round_bits(bits: Any, dtype: str, into: str) -> Any:
     if dtype == into:
         return bits
     if into not in ("float32", "bfloat16"):
-        raise ValueError(f"{dtype} is not turned into {into}")
+        raise ValueError(f"{dtype} cannot be converted to {into}; only float32 and bfloat16 can be made")
     if dtype == "bfloat16":
         return bits.astype(np.uint32) << np.uint32(16)
     wide = bits if dtype == "float32" else bits.view(np.float16).astype(np.float32).view(np.uint32)
@@ -134,7 +134,10 @@ def assemble_operand(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
         steps = list(zip(piece["shape"], piece["strides"]))
         last = piece["start"] + sum((size - 1) * stride for size, stride in steps)
         if tensor is None or last >= tensor.size:
-            raise ValueError(f"the weight {name} needs more of tensor {piece['tensor']} than there is")
+            raise ValueError(
+                f"the weight {name} needs more elements of tensor {piece['tensor']} than the files have; give the "
+                "files that the bundle was made with"
+            )
         strides = [stride * tensor.itemsize for stride in piece["strides"]]
         box = np.lib.stride_tricks.as_strided(
             tensor[piece["start"] :], piece["shape"], strides, writeable=False
@@ -145,7 +148,8 @@ def assemble_operand(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
     digest = hashlib.sha256(operand_bits.tobytes()).hexdigest()
     if digest != operand["sha256"]:
         raise ValueError(
-            f"the weight {name} has SHA-256 {digest} as it is made here, not {operand['sha256']}"
+            f"the weight {name} has SHA-256 {digest} as it is made here, not {operand['sha256']}; give the "
+            "files that the bundle was made with"
         )
     return operand_bits
 

@@ -42,13 +42,17 @@ def find_module(kernel: Callable[..., Any], kernel_name: str) -> tuple[str, Path
     module_or_file = kernel_name.rpartition(":")[0]
     code = getattr(kernel, "__code__", None)
     if not isinstance(code, CodeType):
-        raise make_error(f"{kernel_name:.60} is no function of a file")
+        raise make_error(
+            f"{kernel_name:.60} is a {type(kernel).__name__}; a bundle copies the file of a kernel: name a Python "
+            "function that a .py file defines"
+        )
     if module_or_file.endswith(".py"):
         return Path(module_or_file).stem, Path(module_or_file).resolve()
     module = sys.modules.get(kernel.__module__)
     if module is None or not hasattr(module, code.co_name):
         raise make_error(
-            f"{kernel_name:.60} cannot be imported by its name {kernel.__module__}.{code.co_name}"
+            f"{kernel_name:.60} cannot be imported as {kernel.__module__}.{code.co_name}, which run.py does: define "
+            "the kernel at the top level of its module, under the name of its function"
         )
     return kernel.__module__, Path(code.co_filename).resolve()
 

@@ -89,7 +89,7 @@ def compare_case(folder: Path, case: Case, result: CaseResult) -> tuple[OutputCo
     comparisons = [
         _compare_output(folder, output, returned[output.name], _read_expected_output(folder, case, number))
         if output.name in returned
-        else OutputComparison(output.name, Agreement.missing, "it did not come back")
+        else OutputComparison(output.name, Agreement.missing, "the result does not have it")
         for number, output in enumerate(case.outputs)
     ]
     unexpected_names = [name for name in returned if name not in {output.name for output in case.outputs}]
@@ -119,7 +119,7 @@ def _compare_output(
         )
         return OutputComparison(output.name, Agreement.wrong, reason, allowed=_get_allowed(output))
     if returned.stray is not None:
-        reason = f"at {returned.stray} it is not as it was, where the kernel should write nothing"
+        reason = f"it was changed at index {returned.stray} of the written axis, where the kernel should write nothing"
         return OutputComparison(output.name, Agreement.wrong, reason, allowed=_get_allowed(output))
     if returned.file is None or expected is None:
         return _compare_digests(output, returned, expected)

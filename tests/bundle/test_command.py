@@ -174,7 +174,7 @@ def test_without_a_reference_there_is_no_bound_and_a_reason(bundled: Any, tmp_pa
         ),
         (
             ("wrong.py:copied", "f32[8,16]", "--out", "out"),
-            "output 0 of copied is wrong here already: error ",
+            "output 0 of copied differs from its reference on the simulator: error ",
         ),
         (
             ("greedy.py:copied", "f32[8,16]", "--out", "out"),

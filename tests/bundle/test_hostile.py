@@ -114,10 +114,10 @@ def output_of(result: Json) -> Json:
             lambda result: result.update(launcher="moon"),
             "'launcher' is 'moon'; one of nki, neuronxcc, torchneuron, torch_xla",
         ),
-        (lambda result: result["cases"][0].update(name="other"), "'other' is no case of the bundle"),
+        (lambda result: result["cases"][0].update(name="other"), "'other' is not a case of the bundle"),
         (
             lambda result: result["cases"].append(result["cases"][0]),
-            "is no case of the bundle, or there twice",
+            "is not a case of the bundle, or is there twice",
         ),
         (
             lambda result: result["cases"][0].update(status=True),
@@ -147,7 +147,7 @@ def output_of(result: Json) -> Json:
         (lambda result: output_of(result).update(dtype="bfloat16"), "it is bfloat16[200, 1000]"),
         (
             lambda result: output_of(result).update(name="another"),
-            "output-0 is missing: it did not come back",
+            "output-0 is missing: the result does not have it",
         ),
         (lambda result: output_of(result).update(file=None, tiles=None), "neither values nor digests"),
         (
@@ -377,7 +377,7 @@ def test_ten_thousand_spoilt_results_of_a_generation_give_one_sentence_or_a_comp
         (lambda case: case.update(inputs="moon"), "'inputs' is 'moon'; one of expected, own"),
         (lambda case: case.update(drift=[-1]), "'0' is -1; a finite number of at least 0"),
         (lambda case: case.update(token=-1), "'token' is -1; a whole number of at least 0"),
-        (lambda case: case["outputs"][0].update(stray=3), "output-0 is wrong: at 3 it is not as it was"),
+        (lambda case: case["outputs"][0].update(stray=3), "output-0 is wrong: it was changed at index 3"),
         (
             lambda case: case.update(token=77),
             "1 of 2 tokens are equal; the first other one is token 2, 77 for",
@@ -403,14 +403,17 @@ def test_what_a_generation_brings_back_is_refused_or_compared(
         (lambda bundle: bundle["cases"][1]["arguments"].update(x=1), "'x' is 1; an object is wanted"),
         (lambda bundle: first_result(bundle).update(text="p9"), "that no earlier case has"),
         (lambda bundle: first_result(bundle).update(output=1), "that no earlier case has"),
-        (lambda bundle: bundle["cases"][-1].update(step=2), "is of a step that is not there"),
+        (lambda bundle: bundle["cases"][-1].update(step=2), "is of step 2, of 2 steps"),
         (lambda bundle: bundle["cases"][-1].update(like="p9"), "it is like 'p9', which is no earlier case"),
-        (lambda bundle: bundle["generated"]["steps"].pop(), "is of a step that is not there"),
+        (lambda bundle: bundle["generated"]["steps"].pop(), "is of step 1, of 1 steps"),
         (
             lambda bundle: bundle["generated"]["steps"][0].update(case=HEAD),
-            "a step has no launch that chooses its token",
+            "that chooses its token",
         ),
-        (lambda bundle: bundle["generated"]["steps"][0].update(prompt=1), "of a prompt that is not there"),
+        (
+            lambda bundle: bundle["generated"]["steps"][0].update(prompt=1),
+            "a step is of a prompt beyond the 1 that there are",
+        ),
         (lambda bundle: bundle.pop("generated"), "'generated' is missing; an object is wanted"),
     ],
 )

@@ -166,7 +166,7 @@ def test_a_crash_in_the_middle_loses_one_launch(taken: Path, instance: Make, com
     mlp_cases = [case for case in result["cases"] if case["name"].endswith("-mlp")]
     assert [case["status"] for case in mlp_cases] == ["failed"] * 2 + ["skipped"] * 4
     assert mlp_cases[0]["error"] == {"type": "Crash", "message": "ended by SIGSEGV"}
-    assert mlp_cases[2]["error"]["message"] == "mlp on such arguments ended 2 processes before"
+    assert mlp_cases[2]["error"]["message"] == "mlp with arguments of these shapes ended 2 processes before"
     other_cases = [case for case in compared(taken).cases if case.case.kernel != "mlp"]
     assert {case.agreement for case in other_cases} == {Agreement.equal}
 
@@ -229,7 +229,7 @@ def test_large_outputs_are_compared_by_digests_and_are_lost_with_their_launch(
     lost = results["p1-t1-layer-0-output_projection"]
     assert lost["status"] == "skipped"
     assert lost["error"]["message"] == (
-        "what p1-t1-layer-0-attention_prefill should return did not travel, and what it returned is lost"
+        "it takes an output of p1-t1-layer-0-attention_prefill, which was lost there and is not stored in the bundle"
     )
     seen = {case.case.name: case for case in compared(tmp_path / f"b{hidden - 1}").cases}
     assert seen["p1-t1-embedding-embedding"].agreement is Agreement.equal

@@ -97,7 +97,7 @@ def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:
         with np.errstate(all="ignore"):
             exact = narrow.astype(np.float32)
         np.testing.assert_array_equal(round_bits(halves, dtype, "float32").view(np.float32), exact)
-    with pytest.raises(ValueError, match="bfloat16 is not turned into float16"):
+    with pytest.raises(ValueError, match="bfloat16 cannot be converted to float16"):
         round_bits(halves, "bfloat16", "float16")
 
 

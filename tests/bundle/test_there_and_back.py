@@ -207,5 +207,7 @@ def test_a_changed_bundle_is_noticed_there_and_here(
     assert instance().run(carried, "--only", "doubled", "--no-profile").returncode == 0
     seen = compared(carried)
     assert not seen.intact
-    assert seen.result.failures == (("read", "files of the bundle were changed: its digest is another one"),)
+    assert seen.result.failures == (
+        ("read", "files of the bundle were changed since it was written: its digest differs"),
+    )
     assert [blame.rule for blame in seen.likely] == [1]

@@ -243,7 +243,7 @@ def test_a_profile_that_tells_no_cores_apart_is_noted(tmp_path: Path) -> None:
     measured = side_by_side(
         two_cores(), read_profile(write_profile(tmp_path / "one", {**ONE_TIME, "Instruction": rows}))
     )
-    assert measured.notes == ("the profile tells no cores apart; its engines stand at core 0",)
+    assert measured.notes == ("the profile does not tell cores apart; its engines are listed at core 0",)
 
 
 @pytest.mark.parametrize(

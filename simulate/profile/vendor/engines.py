@@ -91,7 +91,7 @@ def split_by_core(
     """
     cores = np.maximum(batch["pcore_idx"], 0)
     if len(cores) and cores.max() >= _MOST_CORES:
-        raise Broken(f"{table}.pcore_idx is {cores.max()}")
+        raise Broken(f"{table}.pcore_idx is {cores.max()}, and must be below {_MOST_CORES}")
     pairs = names * _MOST_CORES + cores
     order = np.argsort(pairs, kind="stable")
     pair_numbers, firsts = np.unique(pairs[order], return_index=True)

@@ -183,7 +183,7 @@ class SideBySide:
             and self.measured.engines
             and not any(engine.core for engine in self.measured.engines)
         ):
-            notes.append("the profile tells no cores apart; its engines stand at core 0")
+            notes.append("the profile does not tell cores apart; its engines are listed at core 0")
         return tuple(notes)
 
     @property

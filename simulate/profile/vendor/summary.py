@@ -184,7 +184,7 @@ def _drop_nulls(fields: Fields) -> dict[str, float]:
     """
     for name, number in fields.items():
         if not (math.isnan(number) or 0 <= number < _LARGEST):
-            raise Broken(f"{name} is {number:g}")
+            raise Broken(f"{name} is {number:g}, and must be at least 0 and below {_LARGEST:g}")
     return {name: number for name, number in fields.items() if not math.isnan(number)}
 
 
