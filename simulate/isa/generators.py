@@ -21,7 +21,7 @@ def vector_generator(hardware: Hardware) -> State:
 def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
     """Draw 32 random bits per element (P, elements) for the lanes of a tile; return them and all lanes' next state."""
     rows = tile.shape[0]
-    advance = random.lfsr if generator is State.vector_lfsr else random.xorwow
+    advance = random.advance_lfsr if generator is State.vector_lfsr else random.advance_xorwow
     words, lanes = advance(state[:rows], tile.free_size)
     after = state.copy()
     after[:rows] = lanes

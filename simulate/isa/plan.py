@@ -60,7 +60,7 @@ class State(Enum):
             State.vector_xorwow: 4 * random.XORWOW_WORDS,
             State.gpsimd_xorwow: random.XORWOW_WORDS,
         }
-        return random.seeded(0, partitions, words[self])
+        return random.spread_seed(0, partitions, words[self])
 
 
 class Phase(Enum):

@@ -1,11 +1,12 @@
-"""Activation functions of the Scalar engine, one row each.
+"""Activation functions of the Scalar engine: `ACTIVATION_FUNCTIONS`, a row for each by its name in nki.language.
 
-Each takes a float32 array and returns one. The hardware evaluates fitted tables, which are not published, so functions
-are computed to float32 accuracy, as the official simulator does, also outside the range in which the hardware's fit is
-valid (`domain`). Only `sin` has a documented shape there and follows it.
+`function` of a row takes a float32 array and returns a float32 array of the same shape. The hardware evaluates fitted
+tables, which are not published. So functions are computed to float32 accuracy, as in the official simulator, also
+outside the range in which the hardware's fit is valid (`domain`). Only `sin` has a documented shape there and follows
+it.
 
-Functions share the loaded table within a set (`table`): published traces show copy, square and reciprocal square root
-in one set, and a reload on every change to sigmoid, silu, exp or softplus. Nothing is published about all further
+Functions of one set share a loaded table (`table`): published traces show copy, square and reciprocal square root in
+one set, and a reload on every change to sigmoid, silu, exp or softplus. Nothing is published about all further
 functions; each is taken to have a set of its own, which overstates reloads.
 """
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from simulate.numerics.error_function import erf, erf_dx, gelu, gelu_dx
 from simulate.numerics.quiet import quiet
-from simulate.numerics.resolve import resolver
+from simulate.numerics.resolve import make_resolver
 
 Float32Array = NDArray[np.float32]
 
@@ -35,8 +36,14 @@ _SATURATED = np.float32(40)
 class ActivationFunction:
     """Function of the Scalar engine.
 
-    `domain` is the documented valid input range, None for all inputs; with `domain_of_magnitude` it bounds
-    |x|. `relu_param` tells that the function takes the negative slope as its second argument.
+    Attributes:
+        name: Name of the function in nki.language.
+        function: The function, from a float32 array to one of the same shape.
+        domain: Documented range (low, high) of valid inputs, both ends included; None if every input is valid.
+        table: Name of the set of tables that the engine must have loaded; functions of one set need no reload.
+        note: Source of the formula, for reports.
+        domain_of_magnitude: Whether `domain` bounds |x| instead of x.
+        relu_param: Whether `function` takes the slope for negative inputs as its second argument.
     """
 
     name: str
@@ -48,7 +55,7 @@ class ActivationFunction:
     relu_param: bool = False
 
     def in_domain(self, array: Float32Array) -> NDArray[np.bool_]:
-        """Return which elements are inside the documented input range, as a bool array; NaN counts as inside."""
+        """Return which elements are in the documented input range, as a bool array; NaN counts as inside."""
         if self.domain is None:
             return np.ones(array.shape, bool)
         low, high = self.domain
@@ -77,7 +84,7 @@ def _prelu(x: Float32Array, relu_param: Any = 0.0) -> Float32Array:
 
 @quiet
 def _sigmoid(x: Float32Array) -> Float32Array:
-    """Return 1 / (1 + exp(-x)), computed as exp(x) / (1 + exp(x)) with a limited argument of exp."""
+    """Return 1 / (1 + exp(-x)), computed as exp(x) / (1 + exp(x)); x is clipped at 40, above which the result is 1."""
     grown = np.exp(np.minimum(x, _SATURATED))
     return grown / (_ONE + grown)
 
@@ -128,10 +135,11 @@ def _mish(x: Float32Array) -> Float32Array:
 
 @quiet
 def _sin(x: Float32Array) -> Float32Array:
-    """Return sin within [-pi, pi], a cubic beyond, because the hardware does not reduce the range.
+    """Return sin(x) for |x| <= pi, and a cubic polynomial beyond, because the hardware does not reduce the range.
 
-    The cubic is the third-order Taylor polynomial of sin about the end of the range, -d + d**3 / 6 with d the distance
-    from it: continuous in value, slope and curvature, and 27.65 at 9.0, the only published point.
+    The cubic is the third-order Taylor polynomial of sin about the nearer end of the range, -d + d**3 / 6 with d = x -
+    (+pi
+    or -pi). So it is continuous in value, slope and curvature, and 27.65 at 9.0, the only published point.
     """
     end = np.copysign(np.float32(np.pi), x)
     d = x - end
@@ -211,7 +219,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, ActivationFunction] = MappingProxyType(
 )
 """Every activation function by the name of its `nki.language` function."""
 
-_resolve = resolver(
+_resolve = make_resolver(
     ACTIVATION_FUNCTIONS,
     "activation function of the Scalar engine",
     "pass a function of nki.language such as nl.exp or nl.copy; nl.cos and nl.tan exist only as nl functions",
@@ -219,9 +227,12 @@ _resolve = resolver(
 
 
 def activation_function(op: object) -> ActivationFunction:
-    """Return the activation function that a kernel passed: of nki.language, a NumPy function of that name, or a row.
+    """Return the row of the activation function that a kernel passed as `op`.
+
+    Args:
+        op: A function of nki.language such as nl.exp, a NumPy function such as np.exp, or a row itself.
 
     Raises:
-        InvalidArgument: The object names no activation function.
+        InvalidArgument: The object names no activation function (NKW-OPERATOR).
     """
     return _resolve(op)

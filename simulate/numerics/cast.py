@@ -40,7 +40,7 @@ _FLOAT32 = float32.storage
 
 
 def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
-    """Convert an array from one dtype to another.
+    """Convert an array from one dtype to another, by the rules at the top of this module.
 
     Args:
         array: Elements of `source`, in `source.storage`.
@@ -48,7 +48,10 @@ def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
         target: The dtype to convert to.
 
     Returns:
-        The elements in `target.storage`; the same array if the dtypes are equal.
+        A new array in `target.storage` of the same shape; the array itself, not a copy, if the dtypes are equal.
+
+    Raises:
+        Unsupported: One of two different dtypes is a packed x4 type (NKW-CAST-PACKED).
     """
     if source is target or (source == target and source.storage is target.storage):
         return array
@@ -56,14 +59,28 @@ def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
 
 
 def to_float32(array: NDArray[Any], dtype: DType) -> Float32Array:
-    """Convert the operand of an engine to float32; the same array if it is float32 already."""
+    """Convert the operand of an engine, an array of `dtype` in `dtype.storage`, to float32.
+
+    Returns:
+        A new float32 array; the array itself if the dtype is stored as float32 and is not tfloat32.
+
+    Raises:
+        Unsupported: The dtype is a packed x4 type (NKW-CAST-PACKED).
+    """
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _TO_FLOAT32[dtype](array)
 
 
 def from_float32(array: Float32Array, dtype: DType) -> NDArray[Any]:
-    """Round float32 results of an engine once to a dtype; the same array for float32."""
+    """Round float32 results of an engine once to a dtype.
+
+    Returns:
+        A new array in `dtype.storage`; the array itself if the dtype is stored as float32 and is not tfloat32.
+
+    Raises:
+        Unsupported: The dtype is a packed x4 type (NKW-CAST-PACKED).
+    """
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _FROM_FLOAT32[dtype](array)
@@ -81,7 +98,7 @@ def _refuse_packed(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a direct conversion, without NumPy's warnings of a signalling NaN and of an overflow."""
+    """Return a function that converts an array with `astype(storage)`, without NumPy's warnings of NaN and overflow."""
 
     @quiet
     def convert(array: NDArray[Any]) -> NDArray[Any]:
@@ -91,7 +108,7 @@ def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return the conversion of an 8-bit float to float32, through a table of the 256 patterns."""
+    """Return a function that converts an array of an 8-bit float dtype to float32, by a table of all bit patterns."""
 
     @cache
     def table() -> Float32Array:
@@ -104,11 +121,12 @@ def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return the conversion of float32 to an 8-bit float, through a table over the upper 16 bits of the float32.
+    """Return a function that rounds a float32 array to an 8-bit float, by a table over the float32's upper 16 bits.
 
     The lower 16 bits only decide on which side of a tie a number lies. Or-ing "any of them set" into the lowest kept
-    bit (rounding to odd) preserves that, because the kept 8 bits of precision exceed the at most 4 of the target by the
-    two that rounding to odd needs. The table then rounds once, to the nearest even.
+    bit
+    (rounding to odd) preserves that, because the kept 8 bits of precision exceed the at most 4 of the target by the two
+    that rounding to odd needs. The table then rounds once, to the nearest even.
     """
 
     @cache
@@ -144,7 +162,10 @@ def _round_to_tfloat32(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _saturate(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return the conversion of float32 to an integer; 32-bit limits, which are no float32, are clipped as float64."""
+    """Return a function that rounds a float32 array to an integer dtype: to nearest even, then clipped; NaN gives 0.
+
+    The limits of 32-bit dtypes are no float32 numbers, so these dtypes are clipped in float64.
+    """
     limits = np.iinfo(dtype.storage)
     wide = np.dtype(np.float64 if dtype.itemsize == 4 else np.float32)
 

@@ -19,11 +19,16 @@ from nkw.errors import InvalidArgument
 
 @final
 class DType(str):
-    """Element type: its name, and how its bits are stored.
+    """Element type: a string with its name, and how its bits are stored.
 
-    `max` is the largest finite value. `packed_storage` is the NumPy dtype of one of the four values of an x4 type, None
-    for all other types. bool_ counts as an integer: it is stored as uint8 and the hardware has no type of its own for
-    it. `itemsize` is the size on the chip, which `storage` exceeds only if values are kept as float32 in the host.
+    Attributes:
+        storage: NumPy dtype in which the simulator keeps elements.
+        itemsize: Bytes of an element on the chip. `storage` is wider only if values are kept as float32 in the host.
+        is_float: Whether it is a floating-point dtype; False for packed dtypes.
+        is_integer: Whether it is an integer dtype; True for bool_, which is stored as uint8.
+        is_packed: Whether it is an x4 dtype, which packs four values into one element.
+        max: Largest finite value.
+        packed_storage: NumPy dtype of one of the four packed values; None for all other dtypes.
     """
 
     __slots__ = ("is_float", "is_integer", "is_packed", "itemsize", "max", "packed_storage", "storage")
@@ -45,8 +50,8 @@ class DType(str):
             name: Its documented name.
             storage: The NumPy dtype of its bits.
             largest: The largest finite value.
-            packs: The NumPy dtype of one of four packed values.
-            itemsize: Bytes on the chip; None for those of `storage`.
+            packs: For an x4 dtype, the NumPy dtype of one of the four packed values; else None.
+            itemsize: Bytes of an element on the chip; None for those of `storage`.
         """
         self = super().__new__(cls, name)
         bits = np.dtype(storage)
@@ -80,7 +85,13 @@ class DType(str):
         return (_kept_as_float32 if kept_wide else as_dtype), (str(self),)
 
     def stored_as_float32(self) -> DType:
-        """Return this dtype as NKI_PRECISE_FP=0 keeps it: same name and size on the chip, float32 in the host."""
+        """Return this dtype as NKI_PRECISE_FP=0 keeps it: equal name and size on the chip, `storage` float32.
+
+        The result equals this dtype as a string, but is another object. float32 and tfloat32 return the same object.
+
+        Raises:
+            InvalidArgument: This is no floating-point dtype.
+        """
         return _kept_as_float32(str(self))
 
 
@@ -124,7 +135,8 @@ def _kept_as_float32(name: str) -> DType:
         exact = DTYPES[name]
         if not exact.is_float:
             raise InvalidArgument(
-                "NKW-DTYPE", f"{name} is no floating-point dtype; only those are kept as float32"
+                "NKW-DTYPE",
+                f"{name} is no floating-point dtype; only those are kept as float32, so use it unchanged",
             )
         wide = exact.storage == np.float32
         dtype = exact if wide else DType(name, np.float32, largest=exact.max, itemsize=exact.itemsize)
@@ -137,14 +149,15 @@ _TOO_WIDE = {"float64": float32, "int64": int32, "uint64": uint32}
 
 
 def as_dtype(value: object) -> DType:
-    """Return the dtype that a kernel or a host array means.
+    """Return the chip's dtype that a kernel or a host array means.
 
     Args:
-        value: A DType, a name, a NumPy dtype or scalar type, an ml_dtypes type or a torch dtype. torch is never
-            imported: its dtypes print as `torch.<name>`, and the name counts.
+        value: A DType, a name ("bool" counts as bool_), a NumPy dtype or scalar type, an ml_dtypes type or a torch
+            dtype.
+            torch is never imported: its dtypes print as `torch.<name>`, and the name counts.
 
     Raises:
-        InvalidArgument: The chip has no such dtype.
+        InvalidArgument: The chip has no such dtype; for 64-bit types the message names the 32-bit one (NKW-DTYPE).
     """
     if type(value) is DType:
         return value

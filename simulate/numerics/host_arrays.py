@@ -1,4 +1,8 @@
-"""Arrays of the host as NumPy arrays of the chip's dtypes: torch's narrow dtypes, and packed dtypes of any package."""
+"""Conversions between the host's arrays and the chip's dtypes: torch tensors of dtypes that NumPy lacks, packed dtypes.
+
+`simulate.run` calls them for arguments and results of kernels. torch is imported only for an array that is a torch
+tensor already.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +26,18 @@ _PER_WORD = 4
 
 
 def is_torch(value: Any) -> bool:
-    """Return whether an object is a torch tensor, without an import of torch."""
+    """Return whether an object is a torch tensor, judged by the module of its class; does not import torch."""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
-    """Return a torch tensor's elements as an array that shares its memory, and their dtype if NumPy's does not tell it.
+    """Return a torch tensor as a NumPy array, and its dtype where the array's dtype does not tell it, else None.
 
-    Two float4_e2m1fn_x2 are one float4_e2m1fn_x4.
+    The array shares the memory of a tensor that is on the CPU. The second value is float4_e2m1fn_x4 for a tensor of
+    float4_e2m1fn_x2, of which two elements form one; the last dim halves.
 
     Raises:
-        InvalidArgument: The chip has no such dtype, or the last dim of packed elements is odd or not contiguous.
+        InvalidArgument: The chip has no such dtype, or the last dim of float4_e2m1fn_x2 is odd or not contiguous.
     """
     import torch
 
@@ -43,8 +48,8 @@ def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
         if plain.ndim == 0 or plain.shape[-1] % 2 or plain.stride()[-1] != 1:
             raise InvalidArgument(
                 "NKW-DTYPE",
-                f"{name} of shape {tuple(plain.shape)}: the last dim must be even and contiguous, because a word of "
-                f"{packed} holds two of them",
+                f"{name} of shape {tuple(plain.shape)}: the last dim must be even and contiguous, as one element of "
+                f"{packed} packs two of them; pad the last dim, or pass tensor.contiguous()",
             )
         return plain.view(torch.uint8).numpy().view(packed.storage), packed
     bits = _TORCH_AS_BITS.get(name)
@@ -59,7 +64,10 @@ def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """Return an array as a torch tensor; float8_e4m3, which torch lacks, as float8_e4m3fn."""
+    """Return an array as a torch tensor that shares its memory.
+
+    float8_e4m3, which torch lacks, is converted to a new tensor of float8_e4m3fn.
+    """
     import torch
 
     if array.dtype == ml_dtypes.float8_e4m3:
@@ -71,7 +79,11 @@ def to_torch(array: np.ndarray) -> Any:
 
 
 def dtype_of(array: np.ndarray) -> DType:
-    """Return the chip's dtype of an array; packed dtypes of other packages by their name or their four fields.
+    """Return the chip's dtype of a NumPy array.
+
+    An array of a packed dtype of another package is recognised by the name of its dtype, or as a structured dtype of
+    four
+    fields of equal type.
 
     Raises:
         InvalidArgument: The chip has no such dtype.
@@ -93,17 +105,24 @@ def dtype_of(array: np.ndarray) -> DType:
 
 
 def view_words(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return an array of a packed dtype as its words, without a copy if it is contiguous."""
+    """Return an array of a packed dtype as unsigned integers, one for four values; a copy unless it is contiguous."""
     return np.ascontiguousarray(array).view(dtype.storage)
 
 
 def convert_for_chip(chip: Hardware, dtype: DType) -> DType:
-    """Return the dtype in which a host passes a dtype of torch to a chip: float8_e4m3 for float8_e4m3fn before gen4."""
+    """Return the dtype in which a host passes a dtype of torch to a chip.
+
+    That is float8_e4m3 for float8_e4m3fn on chips whose matmul lacks float8_e4m3fn (before gen4), else the dtype
+    itself.
+    """
     return DTYPES["float8_e4m3"] if dtype == "float8_e4m3fn" and not chip.matmul_e4m3fn else dtype
 
 
 def _normalise_name(name: str) -> str:
-    """Return a dtype's name without spellings that differ between packages: `mxfp8_e4m3_x4` is `float8_e4m3fn_x4`."""
+    """Return a key for a dtype's name that is equal for the spellings of different packages.
+
+    For instance `mxfp8_e4m3_x4` and `float8_e4m3fn_x4` have the same key.
+    """
     text = name.rpartition(".")[2].lower().replace("_", "").removeprefix("mx")
     return text.replace("float", "fp").replace("fn", "").removesuffix("dtype")
 

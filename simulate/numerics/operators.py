@@ -1,8 +1,8 @@
-"""ALU operators of the Vector, GpSimd and Scalar engines, one row each.
+"""ALU operators of the Vector, GpSimd and Scalar engines: `ALU_OPERATORS`, a row for each by its name in nki.language.
 
 Arithmetic operators take float32 arrays (or Python numbers with an array) and give float32; comparisons and logical
-operators give 1.0 or 0.0. Bitvec operators take integer arrays of one dtype (or Python integers with an array, of which
-the bits that fit count) and keep that dtype: raw bit patterns, no conversion.
+operators give 1.0 or 0.0. Bitvec operators take integer arrays of one dtype and keep that dtype: raw bit patterns, no
+conversion. Of a Python integer beside such an array, the bits that fit the dtype count.
 
 NaN follows IEEE 754 and NumPy: maximum and minimum propagate it, every comparison but not_equal is false. The
 documentation is silent there. NumPy's floating-point warnings are off inside every function.
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simulate.hardware import Hardware
 from simulate.numerics.quiet import quiet
-from simulate.numerics.resolve import resolver
+from simulate.numerics.resolve import make_resolver
 
 Axis = int | tuple[int, ...]
 Reduction = Callable[[NDArray[Any], Axis], NDArray[Any]]
@@ -32,7 +32,7 @@ def _on_every_chip(_: Hardware) -> bool:
 
 
 class OperatorFamily(Enum):
-    """Family of operators; both operators of one instruction must belong to the same family."""
+    """Family of operators; all operators of one instruction must belong to the same family."""
 
     arithmetic = "arithmetic"
     bitvec = "bitvec"
@@ -42,10 +42,17 @@ class OperatorFamily(Enum):
 class AluOperator:
     """ALU operator.
 
-    `reducible` tells whether the documentation lists it as a reduction operator; abs_max and abs_min are not listed,
-    yet `activate2` accepts them, so they have a `reduce`. `reduce(array, axis)` drops the reduced axes. `identity` is
-    the content of an accumulator register before the first element. Each of `engines` has the operator on some chip;
-    `exists_on` tells whether some engine of a chip has it.
+    Attributes:
+        name: Name of the operator in nki.language.
+        function: The operator on arrays, with as many arguments as `arity`.
+        family: Arithmetic, on float32, or bitvec, on raw bits.
+        arity: Number of operands, 1 or 2.
+        reducible: Whether the documentation lists it as a reduction operator. abs_max and abs_min are not listed, yet
+            `activate2` accepts them, so they have a `reduce`.
+        reduce: Function of (array, axis) that drops the reduced axes; None if nothing reduces with the operator.
+        identity: Content of an accumulator register before the first element.
+        engines: Engines that have the operator on at least one chip.
+        exists_on: Function that tells whether some engine of a chip has the operator.
     """
 
     name: str
@@ -89,8 +96,11 @@ def _bit_reduction(ufunc: np.ufunc) -> Reduction:
     return reduce
 
 
-def _rows(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
-    """Return an array with the reduced axes moved to the end and joined, in streaming order."""
+def _join_reduced_axes(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
+    """Return an array whose reduced axes are joined into one, the last, in row-major order.
+
+    The other axes keep their order before it.
+    """
     axes = sorted(a % array.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
     kept = [a for a in range(array.ndim) if a not in axes]
     return array.transpose(kept + axes).reshape([array.shape[a] for a in kept] + [-1])
@@ -98,8 +108,8 @@ def _rows(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
 
 @quiet
 def _reduce_subtract(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
-    """Return the first element minus all further ones. Not documented; folding x - y over the elements gives it."""
-    rows = _rows(array, axis)
+    """Return the first element minus all further ones along the axes; not documented, but folding x - y gives it."""
+    rows = _join_reduced_axes(array, axis)
     return np.subtract(rows[..., 0], np.add.reduce(rows[..., 1:], axis=-1, dtype=np.float32))
 
 
@@ -124,14 +134,18 @@ def _abs_min(x: Any, y: Any) -> NDArray[Any]:
 
 
 def _magnitude_reduction(pick: Callable[..., Any], identity: float) -> Reduction:
-    """Return the reduction to the signed element of extreme magnitude; the first of equal elements is chosen.
+    """Return a reduction to the element, with its sign, of the largest or smallest magnitude; ties keep the first.
 
-    The register becomes op(element, register). A NaN compares with nothing and is therefore never taken.
+    As an ALU it sets the register to op(element, register). NaN is never taken, as it compares with nothing.
+
+    Args:
+        pick: np.argmax for the largest magnitude, np.argmin for the smallest.
+        identity: Result if all elements are NaN.
     """
     never = np.float32(-np.inf if pick is np.argmax else np.inf)
 
     def reduce(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
-        rows = _rows(array, axis)
+        rows = _join_reduced_axes(array, axis)
         nan = np.isnan(rows)
         position = pick(np.where(nan, never, np.abs(rows)), axis=-1, keepdims=True)
         taken = np.take_along_axis(np.where(nan, np.float32(identity), rows), position, axis=-1)
@@ -165,7 +179,10 @@ def _bypass(x: Any) -> Any:
 
 
 def _raw(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an operand of a bitvec operator; of a Python integer the bits that fit `dtype`."""
+    """Return an operand of a bitvec operator: an array unchanged, a Python integer as a 0-d array of `dtype`.
+
+    Of the integer in two's complement, the bits that fit `dtype` are kept.
+    """
     if not isinstance(value, int):
         return value
     width = 8 * dtype.itemsize
@@ -182,7 +199,10 @@ def _bits(ufunc: np.ufunc) -> Callable[..., NDArray[Any]]:
 
 
 def _shift(ufunc: np.ufunc) -> Callable[..., NDArray[Any]]:
-    """Return a logical shift: zeros come in, also for signed dtypes; a count of the width or more gives zero."""
+    """Return a logical shift as a function of two operands.
+
+    Zeros are shifted in, also for signed dtypes. A shift by the width of the dtype or more gives zero.
+    """
 
     def function(x: Any, y: Any) -> NDArray[Any]:
         dtype = x.dtype if isinstance(x, np.ndarray) else y.dtype
@@ -288,7 +308,7 @@ _OPERATORS = (
 ALU_OPERATORS: Mapping[str, AluOperator] = MappingProxyType({row.name: row for row in _OPERATORS})
 """Every ALU operator by the name of its `nki.language` function."""
 
-_resolve = resolver(
+_resolve = make_resolver(
     ALU_OPERATORS,
     "ALU operator of a NeuronCore",
     "pass a function of nki.language such as nl.add or nl.bitwise_and; there is no hardware divide or "
@@ -297,9 +317,12 @@ _resolve = resolver(
 
 
 def alu_operator(op: object) -> AluOperator:
-    """Return the ALU operator that a kernel passed: of nki.language, a NumPy function of that name, or a row.
+    """Return the row of the ALU operator that a kernel passed as `op`.
+
+    Args:
+        op: A function of nki.language such as nl.add, a NumPy function such as np.add, or a row itself.
 
     Raises:
-        InvalidArgument: The object names no ALU operator.
+        InvalidArgument: The object names no ALU operator (NKW-OPERATOR).
     """
     return _resolve(op)

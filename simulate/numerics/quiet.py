@@ -15,9 +15,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def quiet(function: Function) -> Function:
-    """Return a function that runs with NumPy's floating-point warnings off.
+    """Return the function with all of NumPy's floating-point warnings off while it runs; results are the same.
 
-    Each function gets an errstate of its own: NumPy 1.26 keeps the saved state in that object, and two nested uses of
-    one object would leave the warnings off for good.
+    Each function gets an errstate object of its own: NumPy 1.26 keeps the saved state in that object, and two nested
+    uses
+    of one object would leave the warnings off for good.
     """
     return np.errstate(all="ignore")(function)

@@ -1,8 +1,9 @@
-"""Random generators of the Vector and GpSimd engines: one for each partition, advanced word by word.
+"""Random generators of the Vector and GpSimd engines: each partition has a generator of its own, here called a lane.
 
 Which generators the chips have is documented (a linear feedback shift register in the Vector engine before gen4, XORWOW
-in GpSimd and in gen4's Vector engine); their bit streams, the way one seed reaches 128 lanes and the power-on state are
-not. So published generators of these names are used, and only distribution and repeatability agree with a chip:
+in GpSimd and in gen4's Vector engine). Their bit streams, the way one seed reaches 128 lanes and the power-on state are
+not documented. So published generators of these names are used, and only distribution and repeatability agree with a
+chip:
 
 - LFSR: 32 bits, x^32 + x^22 + x^2 + x + 1 (maximal, Xilinx XAPP 052), 32 steps per word.
 - XORWOW: G. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8 (2003), section 3.1: five words of xorshift
@@ -27,8 +28,14 @@ _BYTES = np.arange(256, dtype=np.uint32)
 
 
 @quiet
-def seeded(seed: int, lanes: int, words: int) -> Words:
-    """Return the state that a 32-bit seed gives, uint32 [lanes, words], different in every lane."""
+def spread_seed(seed: int, lanes: int, words: int) -> Words:
+    """Return the generator state that a seed gives, uint32 [lanes, words]: different in every lane and never zero.
+
+    Args:
+        seed: The seed, of which the lower 32 bits count.
+        lanes: Number of lanes, which are partitions.
+        words: 32-bit words of state per lane.
+    """
     mixed = np.arange(1, lanes * words + 1, dtype=np.uint32).reshape(lanes, words)
     mixed = mixed * np.uint32(0x9E3779B9) + np.uint32(seed & 0xFFFFFFFF) * np.uint32(0x85EBCA77)
     mixed ^= mixed >> np.uint32(16)
@@ -39,11 +46,11 @@ def seeded(seed: int, lanes: int, words: int) -> Words:
     return np.where(mixed == 0, np.uint32(0x6C078965), mixed)
 
 
-def lfsr(state: Words, count: int) -> tuple[Words, Words]:
-    """Return `count` words of each lane, and the shift registers afterwards.
+def advance_lfsr(state: Words, count: int) -> tuple[Words, Words]:
+    """Return `count` random words of each lane, uint32 [lanes, count], and the shift registers afterwards, [lanes, 1].
 
     A step is linear over GF(2), so 32·2^k steps are one table lookup per byte: the words are made by doubling the known
-    words instead of one by one.
+    words instead of one by one. `state` is not changed.
 
     Args:
         state: The shift registers, uint32 [lanes, 1].
@@ -61,11 +68,15 @@ def lfsr(state: Words, count: int) -> tuple[Words, Words]:
 
 
 @quiet
-def xorwow(state: Words, count: int) -> tuple[Words, Words]:
-    """Return `count` words of each lane, and the state afterwards.
+def advance_xorwow(state: Words, count: int) -> tuple[Words, Words]:
+    """Return `count` random words of each lane, uint32 [lanes, count], and the state afterwards.
+
+    The state afterwards has the shape of `state`, which is not changed. The g generators of a lane advance together:
+    word
+    i of a lane comes from generator i % g.
 
     Args:
-        state: The state of g generators in turn, uint32 [lanes, 6 * g].
+        state: The six words of each generator one after the other, uint32 [lanes, 6 * g].
         count: The number of words of each lane.
     """
     lanes, generators = state.shape[0], state.shape[1] // XORWOW_WORDS
@@ -83,13 +94,18 @@ def xorwow(state: Words, count: int) -> tuple[Words, Words]:
     return np.moveaxis(made, 0, 1).reshape(lanes, -1)[:, :count], after
 
 
-def unit_interval(words: Words) -> NDArray[np.float32]:
-    """Return words as float32 uniform on [0, 1): the upper 24 bits, each exact."""
+def scale_to_unit_interval(words: Words) -> NDArray[np.float32]:
+    """Return random words as float32 numbers uniform on [0, 1): the upper 24 bits of each word times 2**-24, exact."""
     return (words >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def _apply(tables: Words, words: Words) -> Words:
-    """Return words after a GF(2)-linear map, given by the images [4, 256] of each byte."""
+    """Return words after a linear map over GF(2).
+
+    Args:
+        tables: Images [4, 256] of the map: row b has the image of each value of byte b, byte 0 being the lowest.
+        words: The words, uint32 of any shape.
+    """
     image = tables[0][words & 0xFF]
     for byte in range(1, 4):
         image ^= tables[byte][(words >> np.uint32(8 * byte)) & 0xFF]
@@ -98,7 +114,10 @@ def _apply(tables: Words, words: Words) -> Words:
 
 @cache
 def _lfsr_word() -> Words:
-    """Return the images of 32 steps: each shifts in the parity of the taps 32, 22, 2 and 1 from below."""
+    """Return the table [4, 256] with which `_apply` advances a shift register by 32 steps, which is one random word.
+
+    Each step shifts the parity of the bits 32, 22, 2 and 1 (counted from 1, the lowest) in from below.
+    """
     images = np.stack([_BYTES << np.uint32(8 * byte) for byte in range(4)])
     one = np.uint32(1)
     for _ in range(32):

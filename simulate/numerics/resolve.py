@@ -1,4 +1,7 @@
-"""Operators that a kernel passes as functions: `op=nl.add`, or NumPy's `np.add`."""
+"""Search for the table row of an operator that a kernel passes as a function: `op=nl.add`, or NumPy's `np.add`.
+
+`simulate.numerics.operators` and `simulate.numerics.activations` each make one search function for their table.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,17 @@ ALIASES = {
 """Other spellings: `nl.max` and `nl.min`, which are documented for reductions, and names of NumPy."""
 
 
-def resolver(rows: Mapping[str, Row], row_title: str, hint: str) -> Callable[[object], Row]:
-    """Return a function that finds the row of a table that a kernel's argument names.
+def make_resolver(rows: Mapping[str, Row], row_title: str, hint: str) -> Callable[[object], Row]:
+    """Return a function that finds the row of `rows` that a kernel's argument names.
 
     A row names itself. Functions of `nki.language` have their operator's name in `nki_operator`; NumPy functions are
-    known by their own name. Anything else raises InvalidArgument, also a user's function with the name `add`: it would
-    not run on the device.
+    known
+    by their own name. Anything else raises InvalidArgument (NKW-OPERATOR), also a user's function with the name `add`,
+    which would not run on the device.
 
     Args:
         rows: The rows by name.
-        row_title: Title of a row, for the message.
+        row_title: Words for a row in the message, such as "ALU operator of a NeuronCore".
         hint: What to pass instead, for the message.
     """
 

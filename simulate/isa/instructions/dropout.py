@@ -42,7 +42,7 @@ def dropout(
         chance = np.float32(prob) if not isinstance(prob, NkiTensor) else to_float32(chances[0], prob.dtype)
         below = column(chance, values.ndim) if chances else chance
         kept = values.copy()
-        kept[random.unit_interval(words).reshape(values.shape) < below] = 0
+        kept[random.scale_to_unit_interval(words).reshape(values.shape) < below] = 0
         return kept, state
 
     generator = vector_generator(hardware)

@@ -55,7 +55,7 @@ def rand2(
         range_not_empty(low, high)
         words, state = draw(generator, state, dst)
         # float64, because max - min of two float32 numbers may not be one.
-        values = (low + random.unit_interval(words) * (high - low)).astype(np.float32)
+        values = (low + random.scale_to_unit_interval(words) * (high - low)).astype(np.float32)
         return np.clip(values, np.float32(low), np.float32(high)), state
 
     return Plan(

@@ -29,7 +29,7 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
     generator = vector_generator(hardware)
 
     def compute(state: np.ndarray, seed: np.ndarray) -> tuple[np.ndarray]:
-        return (random.seeded(int(seed.view(np.uint32).reshape(-1)[0]), *state.shape),)
+        return (random.spread_seed(int(seed.view(np.uint32).reshape(-1)[0]), *state.shape),)
 
     return Plan(
         engine=Engine.vector,
