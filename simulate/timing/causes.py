@@ -1,4 +1,10 @@
-"""Reasons why events start no earlier, and the critical path: the chain of events that follows from them."""
+"""Reasons why events start no earlier, and the critical path: the chain of events that follows from them.
+
+`simulate.timing.core` records one cause for each event while it places a stream in time. `Timeline.critical_path` walks
+back from the end of the launch over these causes (`Path`). Events of all cores are numbered through: event i of stream
+s is `bases[s] + i`. A service is the time that one event takes of an engine, or of the DMA engines, in a busy period
+(`simulate.timing.sharing`).
+"""
 
 from __future__ import annotations
 
@@ -66,13 +72,12 @@ _AFTER_A_LOAD = (Reason.table_load, Reason.begin, Reason.turn)
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """Event of the critical path and why it starts no earlier; nothing before it delays it from `enter_ns` on.
+    """Event of the critical path: event `event`, numbered within stream `stream`, and why it starts no earlier.
 
-    `until` is the phase of the event that the next step waits for: issue, data, or completion for its result, also if
-    the
-    event is no DMA; None for its start. If the engines that carry out the event delay the next step by all their work,
-    the
-    event's part of that work ends at `served_ns`.
+    The event occupies the path from `enter_ns` on, until the next step can begin. `until` is the phase of this event
+    whose end the next step waits for: issue, data, or completion for its result, also if the event is no DMA; None if
+    the next step waits for this event's start. `served_ns` is None unless the next step waits for a whole busy period
+    of an engine or of the DMA engines; then it is the end of this event's service in that period.
     """
 
     stream: int
@@ -87,15 +92,15 @@ class PathStep:
 class Causes:
     """Event that each event waited for last, and why; events are numbered over all streams, -1 for none.
 
-    `pool` is the DMA that kept a data phase from starting. `results` has the events whose result was delayed, with the
-    event whose result delayed it and the reason. `moving` has the busy periods of the DMA engines that events waited
-    for:
-    under 2 * event that of its start, under 2 * event + 1 that of its data phase. `queues` are the DMAs of every core
-    by
-    queue. `services` is what engines carry out at the end, if the end of the launch waits longer for that than for any
-    event: the DMA engines until the completion of the last DMA, or in the dataflow reading an engine until its last
-    issue
-    interval is over; `services_until` is that phase.
+    `event[e]` is the event that decided the start of e, for `reason[e]` (a `Reason` as an integer). `pool[e]` is the
+    DMA that kept the data phase of DMA e from starting. `results[e]` is (event, `Reason` as an integer) where the
+    result of another event delayed the result of e. `moving` has the busy periods of the DMA engines that events waited
+    for: `moving[2 * e]` before the start of e, `moving[2 * e + 1]` before its data phase. `queues[core][queue]` lists
+    the DMAs.
+
+    `services` is what engines carry out at the end, if the end of the launch waits longer for that than for any event,
+    else empty. It is the work of the DMA engines until the completion of the last DMA, or in the dataflow reading the
+    work of an engine until its last issue interval is over. `services_until` is that phase.
     """
 
     event: NDArray[np.int32]
@@ -110,7 +115,11 @@ class Causes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Times of every event in ns, negative if there is none, and whether it runs on the DMA engines."""
+    """Times of every event in ns, by its number over all streams, and whether it runs on the DMA engines.
+
+    `end` is the end of the issue interval, `ready` the time from which on the result is usable. `table_load` and
+    `data_start` are the begins of the event's table load and data phase, -1 where an event has none.
+    """
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
@@ -121,7 +130,11 @@ class Columns:
 
 
 class Path:
-    """Critical path of a timeline, found from its end: each step determines the step before it."""
+    """Critical path of a timeline, found from its end: each step determines the step before it.
+
+    `bases` has the number of event 0 of each stream over all streams, and at the end the number of all events. Use an
+    object once: `steps` consumes its state.
+    """
 
     def __init__(self, causes: Causes, columns: Columns, bases: tuple[int, ...]) -> None:
         self._causes, self._columns, self._bases = causes, columns, bases
@@ -132,7 +145,7 @@ class Path:
         self._served_ns: float | None = None
 
     def steps(self) -> tuple[PathStep, ...]:
-        """Return the steps, first event first."""
+        """Return the steps of the path, first event first; the last step is the event that ends last."""
         columns, services = self._columns, self._causes.services
         last = int(np.argmax(np.maximum(columns.end, columns.ready)))
         self._continue_with(last, self._finish(last))
@@ -142,7 +155,10 @@ class Path:
         return tuple(reversed(self._steps))
 
     def _add_step(self) -> None:
-        """Add the step of the current event, and find the event that it waited for."""
+        """Append the step of the current event, and make the event that it waited for the current event.
+
+        The current event becomes -1 if nothing delayed the event, which ends the path.
+        """
         causes, columns, event = self._causes, self._columns, self._event
         if self._until is Phase.completion and event in causes.results:
             producer, why = causes.results[event]
@@ -163,29 +179,38 @@ class Path:
                 self._continue_with(cause, self._awaited(cause, reason))
 
     def _append(self, reason: Reason, enter_ns: float) -> None:
+        """Append the current event as a step, without changing the current event."""
         stream = int(np.searchsorted(self._bases, self._event, side="right")) - 1
         event = self._event - self._bases[stream]
         self._steps.append(PathStep(stream, event, reason, enter_ns, self._until, self._served_ns))
 
     def _continue_with(self, event: int, until: Phase | None, served_ns: float | None = None) -> None:
+        """Make an event the current event, with `until` and `served_ns` of its `PathStep`."""
         self._event, self._until, self._served_ns = event, until, served_ns
 
     def _awaited(self, cause: int, reason: Reason) -> Phase | None:
-        """Return the phase of an event with which a wait for it ends, None if the wait ends with its start."""
+        """Return the phase of event `cause` at whose end a wait for it ends, None if the wait ends at its start.
+
+        Args:
+            cause: The awaited event, by its number over all streams.
+            reason: Why the waiting event waits.
+        """
         if reason is Reason.turn or (reason is Reason.destination and self._columns.on_dma[cause]):
             return self._finish(cause)
         return _ENDS_WITH.get(reason)
 
     def _finish(self, event: int) -> Phase:
-        """Return the phase with which an event is finished: an engine may deliver a result before it is free."""
+        """Return the phase of an event that ends last: completion, or issue if its engine is busy beyond its result."""
         return Phase.completion if self._columns.ready[event] >= self._columns.end[event] else Phase.issue
 
     def _services(self, event: int, key: int) -> list[Service]:
-        """Return the services of the busy period that a wait names, with events numbered over all streams.
+        """Return the services of the busy period of the DMA engines that an event waited for, first one first.
+
+        Events of the services are numbered over all streams. Empty if no busy period is recorded under `key`.
 
         Args:
             event: The event that waits.
-            key: 2 * event for its start, 2 * event + 1 for its transfer.
+            key: Key of `Causes.moving`: 2 * event for the event's start, 2 * event + 1 for its data phase.
         """
         moving = self._causes.moving.get(key)
         if moving is None:
@@ -194,7 +219,14 @@ class Path:
         return moving.services(self._causes.queues[stream], self._bases[stream])
 
     def _add_services(self, services: Sequence[Service], until: Phase) -> None:
-        """Add the steps of services, the last of which is awaited `until` a phase."""
+        """Append a step for each service but the first, last one first, and make the first the current event.
+
+        Changes nothing if there are no services.
+
+        Args:
+            services: The services of a busy period, in order of time.
+            until: The phase of the last service's event whose end the step after it waits for.
+        """
         reason = Reason.engine if until is Phase.issue else Reason.pool
         for service in reversed(services[1:]):
             self._continue_with(service.event, until, service.end_ns)

@@ -2,8 +2,10 @@
 
 A compiler tells the first matmul of an accumulation to overwrite its bank, and omits the memset before it. Published
 products that clear their banks so take 240 us on gen3, as products without a memset do. With the memset on an engine,
-after the copies of the tile before, they would take 620. A memset is omitted if every byte that is read before it is
-written again was written by a matmul since. The stream alone decides.
+after the copies of the tile before, they would take 620. A memset is omitted if a matmul writes over it, and if every
+byte that is read before it is written again was written by a matmul since. The stream alone decides.
+
+A box is (first partition, end partition, first byte, end byte) of a tensor, with both ends exclusive.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _Box = tuple[int, int, int, int]
 
 
 def find_omitted_memsets(stream: Stream) -> list[int]:
-    """Return the events of a stream that are omitted memsets, in order."""
+    """Return the events of a stream that are memsets which a compiler omits, ascending; empty if there are none."""
     clears = [cost.clears for cost in stream.costs]
     if not any(clears):
         return []
@@ -51,7 +53,10 @@ def find_omitted_memsets(stream: Stream) -> list[int]:
 
 
 class _Clear:
-    """Memset of zero, and the boxes that matmuls have written over it."""
+    """Memset of zero that may still turn out to be omitted, and the boxes that matmuls have written over it.
+
+    `taken` is empty until a matmul writes to a byte of the memset; such a memset is not omitted.
+    """
 
     def __init__(self, event: int, box: _Box) -> None:
         self.event = event
@@ -59,7 +64,15 @@ class _Clear:
         self.box = box
 
     def survives(self, box: _Box, by_matmul: bool) -> bool:
-        """Return whether the memset may still be omitted after an access to `box` of its tensor."""
+        """Return whether the memset may still be omitted after an access to `box` of its tensor.
+
+        A write of a matmul is recorded in `taken`. Any other access is allowed if one box of `taken` contains all of
+        its bytes that the memset cleared.
+
+        Args:
+            box: The box that is read or written.
+            by_matmul: Whether a matmul writes it.
+        """
         if not _overlap(self.box, box):
             return True
         if by_matmul:
@@ -68,7 +81,7 @@ class _Clear:
         return any(_within(_common(self.box, box), taken) for taken in self.taken)
 
     def _take(self, box: _Box) -> None:
-        """Add a box, joined with the boxes of the same rows that it touches."""
+        """Add a box to `taken`, merged with the boxes of the same partitions whose byte ranges meet its range."""
         first_row, end_row, first, end = box
         separate = []
         for taken in self.taken:

@@ -1,4 +1,10 @@
-"""State of one core while its stream is placed: its engines, memory ports, DMA queues and DMA engines."""
+"""State of one core while its stream is placed in time: its engines, memory ports, DMA queues and DMA engines.
+
+`simulate.timing.schedule` makes one `Core` for each stream, which writes the times of its events into `Placed`. Events
+are numbered over all streams; the number within a core is the event minus `base`. A lane is the index of an engine
+(`LANES`). A moment is a time from which on waiting events may start; every event has `STRIDE` of them
+(`simulate.timing.edges`). Causes and reasons are those of `simulate.timing.causes`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +40,12 @@ _TENSOR, _SCALAR = LANES[Engine.tensor], LANES[Engine.scalar]
 
 
 class Facts:
-    """Facts about a stream on a chip that placing it in any order needs."""
+    """Facts about a stream on a chip that placing it in any order needs; lists have one entry for each event.
+
+    `distinct` has the distinct `Phases`, `phases` those of each event. `lanes` has the lane of each event, as has
+    `lane_column` as an array. `transfers` tells which events are DMAs. `ports` has the ports of each event, or is empty
+    if no event takes one.
+    """
 
     def __init__(self, stream: Stream, hardware: Hardware) -> None:
         self.distinct, numbers = phases_of(stream, hardware)
@@ -50,7 +61,7 @@ class Facts:
         self.ports = find_shared_ports(stream, hardware)
         special = [phases.transfers or phases.table is not None for phases in self.distinct]
         self.special = np.array(special, bool)[numbers].tolist()
-        """Whether the start of an event depends on more than its engine and operands, for every event."""
+        """Whether the start of an event depends on more than its engine and its dependences, for every event."""
         for event in omitted:
             self.special[event] = True
         if self.ports:
@@ -59,17 +70,22 @@ class Facts:
 
     @cached_property
     def weights(self) -> dict[int, int]:
-        """Weights of every matmul that may find them in the array, see `number_weights`."""
+        """Number of the stationary operand of each matmul, by event within the core, as `number_weights` returns it."""
         return number_weights(self._stream)
 
     @cached_property
     def queues(self) -> set[int]:
-        """Engines that trigger DMAs."""
+        """Lanes of the engines that trigger DMAs; each of them has one DMA queue."""
         return {phases.lane for phases in self.distinct if phases.transfers}
 
 
 class Core:
-    """State of core `number`, whose events are numbered from `base` on over all streams."""
+    """State of one core while its events are placed; events are numbered from `base` on over all streams.
+
+    Its methods write into `placed`, which all cores share. `free_ns` and `last` are, by lane, the time at which an
+    engine is free and its last event (-1 if it had none). The waits of event e are the entries `ends[e] : ends[e + 1]`
+    of `waits`, each an index into `moments`.
+    """
 
     def __init__(
         self,
@@ -125,14 +141,20 @@ class Core:
         self.issued: list[list[Span]] = [[] for _ in ENGINES]  # work of each engine, in the dataflow reading
 
     def run(self, first: int, end: int) -> None:
-        """Place the events first ... end in program order; none of them is in a rendezvous."""
+        """Place the events from `first` up to, but not including, `end` in program order.
+
+        None of them may be a member of a rendezvous.
+        """
         operands_ready, find_start, start_event = self.operands_ready, self.find_start, self.start_event
         for event in range(first, end):
             ready_ns, last = operands_ready(event)
             start_event(event, find_start(event, ready_ns, last))
 
     def operands_ready(self, event: int) -> tuple[float, int]:
-        """Return the last moment that an event waits for: its time in ns, and its index (-1 if there is none)."""
+        """Return the latest moment that an event waits for: its time in ns, and its index in `moments`.
+
+        All producers of the event must be placed. Returns (0.0, -1) if the event waits for nothing.
+        """
         ends, moments = self.ends, self.moments
         ready, last = 0.0, -1
         for number in self.waits[ends[event] : ends[event + 1]]:
@@ -142,11 +164,13 @@ class Core:
         return ready, last
 
     def estimate_start(self, event: int, ready_ns: float) -> float:
-        """Return the first moment in ns at which an event could start in the present state of the core.
+        """Return the earliest time in ns at which an event could start if its engine took it next.
+
+        A list scheduler compares these times. Delays by shared DMA queues are left out.
 
         Args:
             event: The event.
-            ready_ns: The time at which its operands are ready.
+            ready_ns: The time of the latest moment that it waits for, from `operands_ready`.
         """
         number = event - self.base
         start = (
@@ -157,10 +181,12 @@ class Core:
     def find_start(self, event: int, ready_ns: float, last: int) -> float:
         """Return the start in ns of an event that is next on its engine, and record why it starts no earlier.
 
+        Writes `cause` and `reason` of `placed`, and `table_load` if a table must be loaded. `start_event` must follow.
+
         Args:
             event: The event.
-            ready_ns: The time at which its operands are ready.
-            last: The index of the moment that decides `ready_ns`, from `operands_ready`.
+            ready_ns: The time of the latest moment that it waits for, from `operands_ready`.
+            last: The index of that moment in `moments`, -1 if there is none.
         """
         number = event - self.base
         placed, lane = self.placed, self.lanes[number]
@@ -186,7 +212,15 @@ class Core:
         return start
 
     def _core_start(self, event: int, number: int) -> tuple[float, int, int]:
-        """Return the earliest start in ns of an event with ready operands, the event it waits for, and the Reason."""
+        """Return the earliest start in ns that the core itself allows, the event it waits for, and the `Reason`.
+
+        Dependences are left out. The event is -1 if it waits for none. Writes `placed.table_load` of an event that
+        needs an activation table: the begin of the load, or -1 if the table is loaded.
+
+        Args:
+            event: The event, by its number over all streams.
+            number: The event, by its number within the core.
+        """
         placed, phases = self.placed, self.phases[number]
         if phases.omitted:
             return self._omitted_start(event)
@@ -220,7 +254,11 @@ class Core:
         return start, cause, reason
 
     def _omitted_start(self, event: int) -> tuple[float, int, int]:
-        """Return the start of an omitted event: the results of its own engine, which matmuls must not overtake."""
+        """Return start in ns, awaited event and `Reason` of an omitted event, which takes no engine.
+
+        It starts when the results of earlier writes of its engine to the same bytes are ready, since the matmuls that
+        accumulate onto it must not overtake them; at 0 if there are none.
+        """
         start, cause, reason = 0.0, -1, _BEGIN
         for producer in self.results.get(event, ()):
             moment = self.moments[producer * STRIDE + 2 * Wait.result]
@@ -229,12 +267,12 @@ class Core:
         return start, cause, reason
 
     def _blocker(self, lane: int) -> int:
-        """Return the DMA that must be complete before the next DMA enters a full queue, -1 if the queue is not full."""
+        """Return the DMA that must be complete before another DMA enters a lane's queue, -1 if the queue has a slot."""
         queue = self.queues[lane]
         return queue[-self.slots] if len(queue) >= self.slots else -1
 
     def start_event(self, event: int, start: float) -> None:
-        """Start an event: record its times, and update its engine, its queue and its result."""
+        """Start an event at `start` ns: record its times in `placed`, and update its engine, ports and DMA queue."""
         number, placed = event - self.base, self.placed
         phases = self.phases[number]
         if phases.omitted:
@@ -283,7 +321,14 @@ class Core:
             self.finished_last, self.finished_lane = event, lane
 
     def _update_idle_time(self, start: float, table: str | None) -> None:
-        """Record the first time in which the engine could load the next table; a use of a table ends it."""
+        """Update the idle time of the Scalar engine in which the next activation table could be loaded.
+
+        `idle_ns` is the begin of the first gap since the last use of a table that is long enough for a load, else None.
+
+        Args:
+            start: The start in ns of the engine's next event.
+            table: The activation table that this event needs, or None.
+        """
         if table is not None:
             if self.idle_ns is not None and table != self.loaded:
                 self.placed.in_order = False
@@ -292,7 +337,15 @@ class Core:
             self.idle_ns = self.free_ns[_SCALAR]
 
     def _saved_load_ns(self, index: int, phases: Phases) -> float:
-        """Return the time that a matmul saves because the array contains its weights already."""
+        """Return the ns that a matmul saves if the array contains its stationary operand already, else 0.
+
+        In the scheduled reading, this also records the operand as the array's content. The dataflow reading assumes an
+        operand loaded if it occurs at least twice.
+
+        Args:
+            index: The event, numbered within the core.
+            phases: Its phases.
+        """
         number = self.weights.get(index, -1)
         if self.ordered:
             is_loaded, self.array_weights = number >= 0 and number == self.array_weights, number
@@ -301,7 +354,13 @@ class Core:
         return phases.kept_ns if is_loaded else 0.0
 
     def _transfer(self, event: int, arrival: float, phases: Phases) -> float:
-        """Carry out the data phase of a DMA; return the time of its completion in ns."""
+        """Carry out the data phase of a DMA, record its begin and end, and return the time of its completion in ns.
+
+        Args:
+            event: The DMA.
+            arrival: The time in ns at which its first byte could move.
+            phases: Its phases.
+        """
         placed = self.placed
         begin, served = arrival, arrival + phases.busy_ns
         if self.ordered:
@@ -317,17 +376,20 @@ class Core:
         return served + phases.tail_ns
 
     def switches_table(self, event: int) -> bool:
-        """Return whether an event needs another activation table than the loaded table."""
+        """Return whether an event needs an activation table that is not the loaded one; False if it needs none."""
         table = self.phases[event - self.base].table
         return table is not None and table != self.loaded
 
     def end_rendezvous(self, event: int, ready: float, last: int) -> None:
-        """End a rendezvous for one member: all members are ready when the last member is.
+        """End a rendezvous for this core's member: its result is ready when the last member's result is.
+
+        Changes the times that `start_event` recorded for the member: its result, the moment at which its operands are
+        read, and the end of its data phase.
 
         Args:
-            event: The event of the member.
-            ready: The time in ns at which the last member is ready.
-            last: The event of the last member.
+            event: The event of this core's member.
+            ready: The time in ns at which the last member's result is ready.
+            last: The event of that last member, recorded as the cause of a delay.
         """
         placed, phases = self.placed, self.phases[event - self.base]
         if placed.ready[event] < ready:
@@ -339,9 +401,16 @@ class Core:
         self.finished_ns = max(self.finished_ns, ready)
 
     def _set_moments(self, event: int, phases: Phases, start: float, read: float, ready: float) -> None:
-        """Record the moments from which on other events may start.
+        """Record the eight moments of an event: the times in ns from which on events that wait for it may start.
 
         The completion of a DMA includes the time until the waiting engine restarts, so it costs no semaphore.
+
+        Args:
+            event: The event.
+            phases: Its phases.
+            start: The start of the event in ns.
+            read: The time in ns at which it has read its operands.
+            ready: The time in ns at which its result is usable.
         """
         semaphore_ns, same_ns = self.semaphore_ns, self.same_engine_ns
         if phases.transfers or phases.omitted:

@@ -1,9 +1,10 @@
 """Dependences: which event must wait for which event, because of the boxes that events read and write.
 
 Two events conflict if they touch a common byte of one tensor and at least one of them writes. Serial numbers of
-tensors belong to a rank, so the cores of a rank share tensors in shared HBM only. A box encloses what an access pattern
-touches, so dependences can be overstated: interleaved rows of two patterns conflict although they share no byte. The
-compiler's tracking by tensor overstates as well.
+tensors belong to a rank, so the cores of a rank share tensors in shared HBM only. A box is a range of partitions (or
+rows in HBM) times a range of bytes; a cell is the index of a distinct box (`simulate.run.boxes`). A box encloses what
+an access pattern touches, so dependences can be overstated: interleaved rows of two patterns conflict although they
+share no byte. The compiler's tracking by tensor overstates as well.
 
 Registers and random generators of an engine are no tensors. An instruction that uses them depends on their last user.
 
@@ -59,11 +60,14 @@ _RESULT, _READ, _ISSUE = int(Wait.result), int(Wait.read), int(Wait.issue)  # pl
 class Dependences:
     """Events that each event waits for.
 
-    Events of all streams are numbered through: event i of stream s is `bases[s] + i`. A dependence is the number
-    producer * 4 + Wait; the dependences of an event are at `ends[event] : ends[event + 1]` of `packed`. With
-    `every_read`
-    they hold in any order in which engines take their events. `uses` has the first and the last users of each tensor.
-    `with_room` has these dependences with the waits for room (`rotation`), by the sizes of the memories, once computed.
+    Events of all streams are numbered through: event i of stream s is `bases[s] + i`, and `bases[-1]` is the number of
+    all events. A dependence is the number producer * 4 + Wait; the dependences of an event are at
+    `ends[event] : ends[event + 1]` of `packed`. `order` lists the segments of the streams between rendezvous, and the
+    rendezvous, in an order in which they may run. With `every_read` the dependences hold in any order in which engines
+    take their events, otherwise in program order only. `uses` has the first and the last users of each tensor.
+
+    `with_room` is a cache, by the sizes of the memories: these dependences plus the waits for free bytes in SBUF and
+    PSUM (`simulate.timing.rotation`).
     """
 
     bases: tuple[int, ...]
@@ -77,21 +81,21 @@ class Dependences:
     )
 
     def waits_of(self, event: int) -> Iterator[tuple[int, Wait]]:
-        """Yield the (producer, Wait) pairs of one event."""
+        """Yield (producer, Wait) for every dependence of one event; both events are numbered over all streams."""
         packed = self.packed[self.ends[event] : self.ends[event + 1]]
         return ((number >> 2, Wait(number & 3)) for number in packed.tolist())
 
     @property
     def owners(self) -> IntColumn:
-        """Event that each dependence belongs to."""
+        """Event that waits, for each entry of `packed`."""
         return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
 
     def extended(self, owners: Sequence[int], packed: Sequence[int]) -> Dependences:
-        """Return these dependences with further dependences after them.
+        """Return a copy with further dependences, after the present ones of each event; itself if there are none.
 
         Args:
-            owners: The events that wait.
-            packed: For each of them, producer * 4 + Wait.
+            owners: For each further dependence, the event that waits.
+            packed: For each further dependence, producer * 4 + Wait.
         """
         if not owners:
             return self
@@ -101,7 +105,16 @@ class Dependences:
 
 
 def _by_owner(owners: IntColumn, packed: IntColumn, events: int) -> tuple[IntColumn, IntColumn]:
-    """Return dependences sorted by the events that they belong to, and where those of each event end."""
+    """Order dependences by the events that wait, stably.
+
+    Args:
+        owners: For each dependence, the event that waits.
+        packed: For each dependence, producer * 4 + Wait.
+        events: The number of all events.
+
+    Returns:
+        `packed` in that order; and `events` + 1 bounds, so that the dependences of event e are at [e] : [e + 1].
+    """
     ends = np.append(0, np.cumsum(np.bincount(owners, minlength=events)))
     return packed[np.argsort(owners, kind="stable")], ends
 
@@ -110,11 +123,13 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
     """Return the dependences among the events of streams.
 
     Args:
-        streams: The streams of one launch.
-        every_read: Whether engines may leave program order.
+        streams: The streams of one launch, or the only one.
+        every_read: Whether engines may leave program order, so that an event waits for every earlier read of the
+            bytes that it writes, and not only for the last read of each engine.
 
     Raises:
-        InvalidArgument: A requested order or the order of rendezvous cannot be kept.
+        InvalidArgument: An argument is no stream, a call of `depends_on` names an event that is issued later, or the
+            streams enter rendezvous in different orders.
     """
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
@@ -138,7 +153,7 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
 
 
 class Uses:
-    """First writers and last users of each tensor."""
+    """First writers and last users of each tensor, from a tracker that has seen all events."""
 
     def __init__(self, tracker: _Tracker) -> None:
         self._tracker = tracker
@@ -146,16 +161,24 @@ class Uses:
         self._last: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def first(self, stream: int, tensor: int) -> list[int]:
-        """Return the writers of a tensor of a stream that wait for no earlier writer."""
+        """Return the events, ascending, that write bytes of a tensor which no earlier event wrote.
+
+        Args:
+            stream: The index of the stream.
+            tensor: The serial number of the tensor.
+        """
         cells = self._tracker.boxes.cells_in(stream, tensor)
         return sorted({event for cell in cells for event in self._tracker.roots.get(cell, ())})
 
     def last(self, stream: int, tensor: int) -> tuple[int, ...]:
-        """Return the last writers of a tensor and the reads since, as dependences of its next writer.
+        """Return the last writers of a tensor and the reads since then, each as producer * 4 + Wait.
 
-        Of the reads of an engine the last is enough in program order. Out of order the last of a window are enough,
-        since
-        earlier reads start before them.
+        An event that takes over the tensor's bytes waits for all of them. Of the reads of an engine the last is enough
+        in program order. Out of order the last `WINDOW` are enough, since earlier reads start before them.
+
+        Args:
+            stream: The index of the stream.
+            tensor: The serial number of the tensor.
         """
         known = self._last.get((stream, tensor))
         if known is not None:
@@ -180,7 +203,10 @@ class Uses:
 
 
 class _Tracker:
-    """Tracker of the last writer of every distinct box, and of the reads since."""
+    """Tracker of the last writer of every cell, and of the reads since then; from them follow the dependences.
+
+    A lane is the number of a core times 8 plus its engine, or -1 on the DMA engines.
+    """
 
     def __init__(self, streams: tuple[Stream, ...], every_read: bool) -> None:
         self.every_read = every_read
@@ -204,12 +230,12 @@ class _Tracker:
         self.accesses, self.starts = boxes.accesses()
 
     def run(self, first: int, end: int, remembered: bool) -> None:
-        """Find the dependences of events, in order.
+        """Append the dependences of the events from `first` up to, but not including, `end` to `packed`.
 
         Args:
             first: The first event.
             end: The event after the last.
-            remembered: Whether to record the events as well, so that later events depend on them.
+            remembered: Whether to call `remember` after each event, so that later events depend on it.
         """
         accesses, starts, lane_of = self.accesses, self.starts, self.lane_of
         packed, writer, near = self.packed, self.writer, self.boxes.near
@@ -239,7 +265,12 @@ class _Tracker:
                 self.remember(event)
 
     def _before_write(self, cell: int, lane: int) -> None:
-        """Append the dependences of a write into a cell by an event of a lane."""
+        """Append the dependences of a write into a cell to `packed`: on its last writer and on the reads since then.
+
+        Args:
+            cell: The cell.
+            lane: The lane of the event that writes; between writes of one lane `Wait.issue` is enough.
+        """
         last = self.writer[cell]
         if last >= 0:
             in_order = lane >= 0 and self.lane_of[last >> 2] == lane
@@ -248,7 +279,10 @@ class _Tracker:
             self.packed += self.readers[cell].values()
 
     def remember(self, event: int) -> None:
-        """Record what an event has read and written."""
+        """Record an event as the last writer of the cells that it writes, and as a reader of those that it reads.
+
+        Cells that a written cell covers lose their writer and readers, since the event follows all of them.
+        """
         writer, readers, near = self.writer, self.readers, self.boxes.near
         operands = self.accesses[self.starts[event] : self.starts[event + 1]]
         for access in operands:
@@ -272,9 +306,12 @@ class _Tracker:
 
 
 def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return dependences of events on the last user of the same registers or random generator, and the events.
+    """Find the dependences of events on the last user of the same registers or random generator.
 
-    The state belongs to one engine, whose pipeline passes it on in order.
+    These belong to one engine, whose pipeline passes them on in order.
+
+    Returns:
+        The events that wait and, for each, producer * 4 + Wait; as `Dependences.extended` takes them.
     """
     owners, packed = [], []
     for stream, base in zip(streams, bases):
@@ -288,9 +325,12 @@ def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[i
 
 
 def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return dependences of the events of a device loop on the step that begins their iteration, and the events.
+    """Find the dependences of the events of a device loop on the event that begins their iteration.
 
     They hold in any order of an engine, because every engine fetches the body anew.
+
+    Returns:
+        The events that wait and, for each, producer * 4 + Wait; as `Dependences.extended` takes them.
     """
     owners: list[int] = []
     packed: list[int] = []
@@ -303,6 +343,14 @@ def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[li
 
 
 def _requested(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[int], list[int]]:
+    """Find the dependences that calls of `depends_on` request and `known` lacks.
+
+    Returns:
+        The events that wait and, for each, producer * 4 + Wait; as `Dependences.extended` takes them.
+
+    Raises:
+        InvalidArgument: A requested producer is issued after the event that waits for it.
+    """
     owners, packed = [], []
     for stream, base in zip(streams, known.bases):
         for producer, consumer in stream.requested:

@@ -24,8 +24,9 @@ class Edges:
     """Dependences of all events, in columns; those of event e are at `ends[e] : ends[e + 1]`.
 
     `moments`: producer * STRIDE + Wait * 2 + whether both run on one engine. `results[e]`: the producers whose results
-    the result of e must not overtake. If DMA queues are shared, `producers` at `producer_ends` are the producers of the
-    same core that must be complete, numbered within the core, except those on the same engine.
+    the result of e must not overtake (`Wait.issue`); absent if there are none. If some core has several DMA queues,
+    `producers[producer_ends[e] : producer_ends[e + 1]]` are the events of the same core that e waits for, except
+    instructions of its own engine, numbered within the core. Otherwise both lists are empty.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class Edges:
 
         Args:
             waits: The dependences.
-            lanes: The engine of every event, for each core.
-            transfers: Whether an event is a DMA, for each core.
+            lanes: For each core, the index in `LANES` of the engine that issues every event.
+            transfers: For each core, whether every event is a DMA.
             shared: Whether some core has several DMA queues.
         """
         self._waits = waits
@@ -65,9 +66,11 @@ class Edges:
     def followers(self) -> tuple[list[int], list[int], list[int]]:
         """Return the events that wait for each event, for list scheduling between two rendezvous.
 
+        Dependences across a rendezvous are left out, because their producers are placed already.
+
         Returns:
-            The waiting events, sorted by producer; the bounds, so that those of event e are at [e] : [e + 1]; and the
-            number of events that each event waits for.
+            The waiting events, sorted by producer; the bounds, so that the events that wait for e are at
+            [e] : [e + 1]; and for each event the number of its dependences that count here.
         """
         producers, owners, events = self._producers, self._owners, len(self.ends) - 1
         if len(self._waits.order) > 1:

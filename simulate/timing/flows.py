@@ -25,30 +25,37 @@ class SlicePosition(NamedTuple):
 
 
 class EventSlices:
-    """Slices of every event of one launch: the slice in which it waits, and the slice that delivers its result."""
+    """Slices of every event of one launch, by the event's number over all streams; None until they are recorded.
+
+    `first` has the slice that begins when the event's waits are over, where arrows end. `last` has the slice that
+    delivers its result, where arrows begin: the data phase of a DMA, else the same slice.
+    """
 
     def __init__(self, events: int) -> None:
         self.first: list[SlicePosition | None] = [None] * events
         self.last: list[SlicePosition | None] = [None] * events
 
     def instruction(self, event: int, position: SlicePosition) -> None:
-        """Record the slice of an instruction, or of the trigger of a DMA."""
+        """Record the slice of an instruction, or of the trigger of a DMA, in `first`, and in `last` if that is None."""
         self.first[event] = position
         if self.last[event] is None:
             self.last[event] = position
 
     def transfer(self, event: int, position: SlicePosition) -> None:
-        """Record the slice of the data phase of a DMA."""
+        """Record the slice of the data phase of a DMA in `last`."""
         self.last[event] = position
 
 
 def dependence_arrows(waits: Dependences, slices: EventSlices, first_id: int) -> Iterator[dict[str, Any]]:
-    """Yield the arrows of one launch, in the order of the waiting events.
+    """Yield the trace events of the arrows of one launch, two for each arrow, in the order of the waiting events.
+
+    There is no arrow for a dependence inside one track, for an event without a slice, or if the producer's slice
+    starts after the consumer's slice.
 
     Args:
         waits: The dependences.
         slices: The slices of the launch.
-        first_id: The id of the first arrow.
+        first_id: The id of the first arrow; later arrows count on from it.
     """
     number = first_id
     for event, consumer in enumerate(slices.first):
@@ -65,13 +72,21 @@ def dependence_arrows(waits: Dependences, slices: EventSlices, first_id: int) ->
 
 
 def arrow(name: str, number: int, source: SlicePosition, consumer: SlicePosition) -> Iterator[dict[str, Any]]:
-    """Yield both ends of one arrow between slices, of which the source starts first."""
+    """Yield the two trace events of one arrow, its start ("ph": "s") and its end ("ph": "f").
+
+    Args:
+        name: The name of the arrow, such as "result".
+        number: The id that joins both events.
+        source: The slice that the arrow leaves; it starts no later than `consumer`.
+        consumer: The slice at whose start the arrow ends.
+    """
     leaves = max(source.start, min(source.end - 1, consumer.start))
     yield _end("s", name, number, source, leaves)
     yield {**_end("f", name, number, consumer, consumer.start), "bp": "e"}
 
 
 def _end(phase: str, name: str, number: int, position: SlicePosition, moment: int) -> dict[str, Any]:
+    """Return the trace event of one end of an arrow, at `moment` ns on the thread of a slice."""
     return {
         "name": name,
         "cat": "dependence",

@@ -1,4 +1,4 @@
-"""Timeline as text, line by line."""
+"""Timeline as text, a line for each slice, which the stored timelines of the tests compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from simulate.timing.timeline import SliceKind, Timeline
 
 
 def listing(streams: Stream | Sequence[Stream], timeline: Timeline) -> str:
-    """Return the timeline as text for comparing runs, one slice a line in the order of start."""
+    """Return a timeline as text for comparing runs: a header, then a line for each slice in the order of start.
+
+    A line has start, end and readiness of the result in us, the track, the instruction and the event within its stream.
+    """
     streams = as_streams(streams)
     out = [f"{'start us':>12s} {'end us':>12s} {'ready us':>12s}  {'track':<22s} event"]
     for piece in timeline.by_start():

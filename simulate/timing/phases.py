@@ -1,4 +1,8 @@
-"""Phases of an event: the time in ns that a cost takes of its engine and of the DMA engines."""
+"""Phases of an event: the time in ns that its cost takes of an engine and of the DMA engines.
+
+A cost (`simulate.isa.plan.Cost`) counts cycles; here they become ns in the clock of the engine that issues the event.
+A lane is the index of that engine, see `LANES`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,13 @@ _RESIDENT_TABLE = ACTIVATION_FUNCTIONS["copy"].table
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phases:
-    """Cost on an engine, with times in ns; those of the data phase are 0 unless it is a DMA."""
+    """Cost of an event on an engine, with times in ns.
+
+    `interval_ns` is the issue interval, in which the engine takes no other instruction; `latency_ns` lasts from the
+    start to the result. A DMA has an issue interval for its trigger and no `latency_ns`. After the trigger follow
+    `first_byte_ns`, `busy_ns` on the DMA engines, `drain_ns` until the last byte arrives, and `completion_ns`. These
+    are 0 for other events.
+    """
 
     lane: int  # the engine that issues it, see LANES
     on_dma: bool  # runs on the DMA engines, after its trigger
@@ -43,11 +53,11 @@ class Phases:
 
 
 OMITTED = Phases(LANES[Engine.tensor], on_dma=False, transfers=False, interval_ns=0.0, omitted=True)
-"""Phases of an event that the compiler omits: no event waits longer for it than it waits itself."""
+"""Phases of an event that the compiler omits: it takes no time, but other events may still depend on it."""
 
 
 def phases_of(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray[np.int64]]:
-    """Return the distinct phases of a stream, and the index among them of every event."""
+    """Return the distinct phases of a stream's events, and for every event the index of its phases in that list."""
     costs = np.frombuffer(stream.cost_ids, np.uint32).astype(np.int64)
     engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)
     keys = costs * 256 + engines * 16 + np.frombuffer(stream.triggers, np.uint8)
@@ -60,9 +70,13 @@ def phases_of(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray
 
 
 def _convert_cost(hardware: Hardware, engine: Engine, trigger: Engine, cost: Cost) -> Phases:
-    """Return the phases of a cost.
+    """Return the phases of a cost, converted to ns.
 
-    A collective or a DMA on an engine without an instruction stream is triggered on the stream of the Sync engine.
+    Args:
+        hardware: The record of the chip.
+        engine: The engine that carries out the event; the DMA engines for DMAs and collectives.
+        trigger: The engine whose stream issues the event. If it has no stream of its own, the Sync engine does.
+        cost: The cost, in cycles and for a DMA in ns.
     """
     issuer = trigger if trigger in LANES else Engine.sync
     lane, on_dma = LANES[issuer], engine is Engine.dma

@@ -1,12 +1,15 @@
-"""Memory ports that engines share, and tiles of the array: which of them each event holds while it is issued.
+"""Memory ports that engines share, and cells of the array: which of them each event takes during its issue interval.
 
 On gen2 the Vector engine and GpSimd exclude each other on SBUF, and the Vector and Scalar engines on PSUM. Later chips
 have separate ports. There fast modes of the Vector engine exclude GpSimd on a bus, and two engines that read one bank
 of PSUM slow each other down. Two instructions that overlap at half speed end no earlier than two in sequence, so
 the model lets them follow each other. Every PSUM tile counts as one bank.
 
-Matmuls in tiles of the array run side by side if they take different cells of it. A cell counts as a port; in a
-stream with such matmuls, a matmul without a tile takes all cells.
+Matmuls in tiles of the array run side by side if they take different cells of it. A cell is a square of the array of
+the smallest tile size. A cell counts as a port; in a stream with such matmuls, a matmul without a tile takes all cells.
+
+A port is an integer, of which only equality means anything. `simulate.timing.core` lets an event wait until all of its
+ports are free.
 
 Policy: ports are granted in program order, so a lower cost never lengthens a schedule by them. The chip grants a port
 to the first engine that requests it.
@@ -31,7 +34,10 @@ _Column = NDArray[np.int64]
 
 
 def find_shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
-    """Return the ports that every event shares with another engine of the stream; empty if there are none."""
+    """Return for every event the ports that it takes: contended memory ports and cells of the array.
+
+    A memory port counts only if at least two engines of the stream use it. The list is empty if no event takes a port.
+    """
     memory_ports, cells = _memory_ports(stream, hardware), _cells(stream, hardware)
     if not memory_ports or not cells:
         return memory_ports or cells
@@ -39,7 +45,7 @@ def find_shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...
 
 
 def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
-    """Return, for every event, the cells of the array that it takes; an empty list if no matmul takes a tile."""
+    """Return for every event the ports of the array's cells that it takes; an empty list if no matmul takes a tile."""
     taken = [tuple(_CELLS - cell for cell in cost.cells) for cost in stream.costs]
     if not any(taken):
         return []
@@ -53,6 +59,7 @@ def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
 
 
 def _memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
+    """Return for every event its ports to SBUF and PSUM that two engines use; an empty list if there are none."""
     present = set(stream.engines)
     if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):
         return []
@@ -70,7 +77,10 @@ def _memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
 
 
 def _list_port_uses(stream: Stream, hardware: Hardware) -> tuple[_Column, _Column, _Column]:
-    """Return engine, event and port of every operand that is accessed through a shared port, in columns."""
+    """Return every access of an operand through a port that engines may share, as columns (engine, event, port).
+
+    The columns are empty if the chip has separate ports and buses.
+    """
     tensors = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0] >> 2
     counts = np.diff(np.frombuffer(stream.row_ends, np.uint64).astype(np.int64) // 5, prepend=0)
     events = np.repeat(np.arange(len(stream)), counts)

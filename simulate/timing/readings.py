@@ -1,4 +1,4 @@
-"""Readings of a stream: how much of the hardware's concurrency a prediction assumes."""
+"""Readings of a stream: how much of the hardware's concurrency a predicted time assumes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from nkw.errors import InvalidArgument
 class Reading(Enum):
     """Assumption about what may overlap when a stream is placed in time.
 
-    serial: nothing; each core carries out one event after another, each for its whole duration. An upper
-    bound.
+    serial: nothing; each core carries out one event after another, each for its whole duration. An upper bound.
     program: engines and DMA queues run concurrently, each in program order; tiles rotate as deep as they fit.
     scheduled: as program, but each engine takes its events oldest ready first, within a window; weights that
     are in the array are not loaded again, and tables are loaded in idle time. As program if that is no longer.

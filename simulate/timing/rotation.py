@@ -8,6 +8,9 @@ over the whole memory; how a compiler packs them is not published. A tile on 64 
 the quadrant whose bytes have been free longest; of equals that with most free bytes. Other tiles may be on the other
 partitions, as in `simulate.memory.placement`. A tile with an `address=` waits for the earlier tiles at that address.
 
+A share is one of 1, 2 or 4 equal groups of partitions whose bytes are counted separately: as many as the smallest tile
+of the memory needs. Tiles are given by their serial numbers in the stream.
+
 These waits follow from the stream alone, never from times, so a lower cost lengthens no schedule by them.
 """
 
@@ -28,7 +31,10 @@ _START = int(Wait.start)
 
 
 def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
-    """Return the dependences with the waits for room, which are computed once because they depend on no time."""
+    """Return the dependences, extended by the waits of new tiles for the bytes of earlier tiles in SBUF and PSUM.
+
+    The result is kept in `waits.with_room` by the sizes of the memories, since it depends on no time.
+    """
     sizes = (
         hardware.sbuf_usable_bytes_per_partition,
         hardware.psum_bytes_per_partition,
@@ -43,7 +49,11 @@ def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences)
 def _find_waits(
     streams: Sequence[Stream], hardware: Hardware, waits: Dependences
 ) -> tuple[list[int], list[int]]:
-    """Return the events that wait for room and their dependences, as `Dependences.extended` takes them."""
+    """Find the dependences of the writers of new tiles on the users of the tiles whose bytes they take.
+
+    Returns:
+        The events that wait and, for each, producer * 4 + Wait; as `Dependences.extended` takes them.
+    """
     owners: list[int] = []
     packed: list[int] = []
     for number, stream in enumerate(streams):
@@ -64,7 +74,11 @@ def _find_waits(
 def _find_successors(
     stream: Stream, hardware: Hardware, buffer: MemoryRegion
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield every tile that takes bytes of earlier tiles, with those tiles."""
+    """Yield (tile, earlier tiles) for every tile in SBUF or PSUM that takes bytes which earlier tiles had.
+
+    Tiles with an `address=` come first, then the others by first use. Nothing is yielded for the others if all of them
+    fit at the same time.
+    """
     limit = hardware.sbuf_usable_bytes_per_partition
     if buffer is MemoryRegion.psum:
         limit = hardware.psum_bytes_per_partition
@@ -106,11 +120,11 @@ def _find_successors(
 def _free_beyond_fixed(
     stream: Stream, fixed: Sequence[int], limit: int, partitions: int, shares: int
 ) -> Iterator[int]:
-    """Yield the bytes of each share of the partitions beyond the tiles at fixed addresses.
+    """Yield for each share the bytes per partition after the last tile with an `address=` there, at least 0.
 
     Args:
         stream: The stream.
-        fixed: The tiles at addresses.
+        fixed: The tiles with an `address=`, by serial number.
         limit: The usable bytes of a partition.
         partitions: The number of partitions of a share.
         shares: The number of shares.
@@ -123,21 +137,27 @@ def _free_beyond_fixed(
 
 
 class _Free:
-    """Free bytes of each partition of a share of the memory, the longest free first."""
+    """Free bytes per partition of one share of the memory, in order of the time since which they are free.
+
+    `bytes` is their number. Each piece knows the tile that had it and the tile's last use; both are -1 for bytes that
+    no tile had.
+    """
 
     def __init__(self, limit: int) -> None:
         self.bytes = limit
         self._pieces = deque([(limit, -1, -1)])  # bytes, last use and number of the tile that had them
 
     def give(self, size: int, last_use: int, tile: int) -> None:
-        """Add the bytes of a tile to the free bytes."""
+        """Add the `size` bytes that a tile had to the free bytes; `last_use` is the tile's last event."""
         self.bytes += size
         self._pieces.append((size, last_use, tile))
 
     def freed(self, need: int) -> tuple[float, int]:
-        """Return since when `need` bytes are free, and the negated number of free bytes.
+        """Return a key by which the share whose bytes have been free longest comes first, without taking any bytes.
 
-        The first is the event of the last use: -1 for bytes never used, infinity if there are not enough.
+        Returns:
+            The event since which `need` bytes are free: -1 for bytes that no tile had, infinity if fewer are free. Then
+            the negated number of free bytes, so that of equal shares the one with more comes first.
         """
         for size, last_use, _ in self._pieces:
             need -= size
@@ -146,7 +166,10 @@ class _Free:
         return inf, -self.bytes
 
     def take(self, need: int) -> Iterator[int]:
-        """Take free bytes, as many as there are; yield the tiles that had them."""
+        """Take `need` bytes, or all if fewer are free, longest free first; yield the tiles that had them.
+
+        Bytes are taken while the iterator is consumed.
+        """
         while need > 0 and self._pieces:
             size, last_use, owner = self._pieces.popleft()
             if size > need:
@@ -158,6 +181,14 @@ class _Free:
 
 
 def _find_at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield (tile, earlier tiles) for every tile with an `address=` that overlaps tiles whose last use was before.
+
+    Earlier tiles that a later tile covered completely are left out: waiting for the later tile is enough.
+
+    Args:
+        stream: The stream.
+        tiles: The tiles with an `address=`, in order of first use.
+    """
     visible: list[int] = []
     for tile in tiles:
         rows, columns = _rows_of(stream, tile), _bytes_of(stream, tile)
@@ -181,12 +212,14 @@ def _find_at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[i
 
 
 def _rows_of(stream: Stream, tile: int) -> tuple[int, int]:
+    """Return the first partition of a tile and the partition after its last; from 0 without an `address=`."""
     record = stream.tensors[tile]
     first = record.address[0] if record.address else 0
     return first, first + record.shape[0]
 
 
 def _bytes_of(stream: Stream, tile: int) -> tuple[int, int]:
+    """Return the first byte of a tile in a partition and the byte after its last; from 0 without an `address=`."""
     record = stream.tensors[tile]
     first = record.address[1] if record.address else 0
     return first, first + record.row_bytes

@@ -68,7 +68,7 @@ from simulate.timing.timeline import Placed, Timeline, build_timeline
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """Lengths of the readings of one launch: dataflow <= scheduled <= program <= serial."""
+    """Predicted lengths of one launch in all readings: dataflow <= scheduled <= program <= serial."""
 
     dataflow_ns: float
     scheduled_ns: float
@@ -85,16 +85,15 @@ def schedule(
     """Place the events of one or several cores in time.
 
     Args:
-        streams: The streams of one launch, or one of them.
+        streams: The streams of one launch, or the only one.
         hardware: The record of the chip.
         reading: What may overlap.
-        waits: The dependences of the streams, if already known.
-
-    Returns:
-        The timeline.
+        waits: The dependences of the streams, if already known, to save time. The scheduled reading uses them only if
+            they were made with `every_read`.
 
     Raises:
-        InvalidArgument: Rendezvous or requested orders contradict the streams, or an argument is no stream or reading.
+        InvalidArgument: The cores enter rendezvous in different orders, a call of `depends_on` names an event that is
+            issued later, or an argument is no stream or no `Reading`.
     """
     check_reading(reading)
     streams = as_streams(streams)
@@ -136,11 +135,10 @@ _THROTTLED = (
 
 
 def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]:
-    """Return all numbers that decide the schedule of a launch and may differ between two records of a chip.
+    """Return all numbers that decide the schedule of a launch, as a key for comparing two records of one chip.
 
-    These are costs, clocks, waits, the throttle and shared ports. If they are equal for two records that differ in
-    numbers
-    of times only, `schedule` gives the same moments.
+    These are costs, clocks, waits, the throttle and shared ports. If the keys of two records that differ in times only
+    are equal, `schedule` gives the same times for both. Kernel overheads are not among the numbers.
     """
     costs = [cost for stream in streams for cost in stream.costs]
     names = list(_ALWAYS)
@@ -155,7 +153,7 @@ def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]
 
 
 class _Launch:
-    """Streams, and the facts that placing them takes in any reading."""
+    """Streams of a launch with the facts and dependences that placing them in any reading needs."""
 
     def __init__(self, streams: tuple[Stream, ...], hardware: Hardware, waits: Dependences) -> None:
         self._hardware = hardware
@@ -166,7 +164,7 @@ class _Launch:
         self._edges = Edges(waits, lanes, [facts.transfers for facts in self._facts], shared)
 
     def place_events(self, reading: Reading) -> Placed:
-        """Return every event placed in time."""
+        """Place every event in time by a reading, from scratch, and return the times."""
         waits, edges = self._waits, self._edges
         placed = Placed.allocate(waits.bases[-1], STRIDE)
         cores = [
@@ -194,9 +192,10 @@ class _Launch:
 
 
 def _final_work(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
-    """Yield end in ns, last services and last phase of work for which only the end of the launch waits.
+    """Yield (end in ns, last services, their last phase) for work of a core that only the end of the launch waits for.
 
-    This is the work of the DMA engines if queues share them and, in the dataflow reading, of all engines.
+    This is the work of the DMA engines if several queues share them or in the dataflow reading; there also the work of
+    each engine. The services are those of the last busy period.
     """
     if core.shared or not core.ordered:
         yield *core.dma.finished(core.base), Phase.completion
@@ -207,7 +206,13 @@ def _final_work(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
 
 
 def _place_rendezvous(cores: Sequence[Core], events: Sequence[int], placed: Placed) -> None:
-    """Place the members of one rendezvous, which start together."""
+    """Place the members of one rendezvous: they start when the last can start, and are ready when the last is ready.
+
+    Args:
+        cores: The cores that take part.
+        events: The event of each of these cores.
+        placed: The times, to which start, cause and result of the events are written.
+    """
     starts = [core.find_start(event, *core.operands_ready(event)) for core, event in zip(cores, events)]
     start_ns = max(starts)
     last = events[starts.index(start_ns)]
@@ -224,9 +229,15 @@ def _place_rendezvous(cores: Sequence[Core], events: Sequence[int], placed: Plac
 def bracket(
     streams: Stream | Sequence[Stream], hardware: Hardware, waits: Dependences | None = None
 ) -> Bracket:
-    """Return the lengths of a launch in all readings.
+    """Return the predicted length of a launch in every reading, in ns, without the overhead of starting a kernel.
 
-    Arguments and errors are those of `schedule`.
+    Args:
+        streams: The streams of one launch, or the only one.
+        hardware: The record of the chip.
+        waits: The dependences of the streams, if already known.
+
+    Raises:
+        InvalidArgument: As `schedule`.
     """
     streams = as_streams(streams)
     waits = waits or dependences(streams)

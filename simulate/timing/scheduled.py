@@ -22,13 +22,16 @@ _NEVER = float("inf")
 
 
 class ListScheduler:
-    """Scheduler that places the events of a launch segment by segment: those of one core between two rendezvous."""
+    """Scheduler that places a launch segment by segment: a segment is the events of one core between two rendezvous.
+
+    An object serves one placing of a launch, since `run` counts its dependences down.
+    """
 
     def __init__(self, edges: Edges) -> None:
         self._followers, self._ends, self._missing = edges.followers()
 
     def run(self, core: Core, first: int, end: int) -> None:
-        """Place the events first ... end of a core."""
+        """Place the events of a core from `first` up to, but not including, `end`, as the policy orders them."""
         followers, ends, missing = self._followers, self._ends, self._missing
         ready = _Ready(core, first, end)
         add, take, advance = ready.add, ready.take, ready.advance
@@ -49,7 +52,10 @@ class ListScheduler:
 
 
 class _Ready:
-    """Events of a segment that wait for no unplaced event, by engine; positions count the events of an engine."""
+    """Events of a segment whose producers have all been placed, by lane (the index of an engine).
+
+    A position is the index of an event among the segment's events of its engine.
+    """
 
     def __init__(self, core: Core, first: int, end: int) -> None:
         self._core = core
@@ -72,7 +78,7 @@ class _Ready:
         self._next_ns = [_NEVER] * engines  # earliest start of an event in `_later` or `_at_once`
 
     def add(self, event: int) -> None:
-        """Add an event whose dependences have all been placed."""
+        """Add an event whose producers have all been placed; it can be taken once it is inside the window."""
         number = event - self._first
         lane = self._lanes[number]
         if self._position[number] >= self._oldest[lane] + WINDOW:
@@ -110,7 +116,10 @@ class _Ready:
         return heappop(at_once)
 
     def advance(self, event: int) -> None:
-        """Update the engine and the window of an event that has been placed."""
+        """Update the state of an event's engine after the event has been placed, and move its window on.
+
+        Clears `placed.in_order` if an older event of the engine is still unplaced.
+        """
         number = event - self._first
         lane = self._lanes[number]
         free_ns, later, at_once = self._free_ns[lane], self._later[lane], self._at_once[lane]

@@ -12,6 +12,9 @@ instead; a rule by which DMAs delay unordered DMAs has anomalies (docs/decisions
 An event that waits for the last byte of a set of DMAs waits for a busy period: from the begin of its first DMA on, the
 engines move one DMA after another. So each of these DMAs has a service of its own time in the period, and the critical
 path runs through all services. A DMA that began early and was done early takes no more of the path than its own time.
+
+Events are numbered within the core; `base` is the number of event 0 over all streams. An engine is given by its index
+in `LANES` (`simulate.timing.phases`), and has at most one DMA queue.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ class Service(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """Busy period of the DMA engines: of the first `counts` DMAs of each queue, those from `since_ns` on.
+    """Busy period of the DMA engines, in which they move one DMA after another without a pause.
 
-    `last` is the DMA that begins last.
+    These are, of the first `counts[q]` DMAs of each queue q, those that begin at `since_ns` or later. `last` is the
+    event of the DMA that begins last.
     """
 
     since_ns: float
@@ -44,10 +48,10 @@ class Moving(NamedTuple):
     last: int
 
     def services(self, queues: Sequence[Sequence[Span]], base: int) -> list[Service]:
-        """Return the services of these DMAs, as `last_busy_period` does.
+        """Return the services of these DMAs in order of time, with events numbered over all streams.
 
         Args:
-            queues: The DMAs of each queue.
+            queues: The DMAs of each queue, in order.
             base: The number of event 0 of the core over all streams.
         """
         spans = (
@@ -59,11 +63,16 @@ class Moving(NamedTuple):
 
 
 def last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
-    """Return the last services without a pause, if spans take their time in sequence, each from its begin.
+    """Return the services after the last pause, if the engines do one piece of work after another, by begin.
+
+    A piece of work starts at its begin, or when the work before it ends. Work that takes no time is left out.
 
     Args:
-        spans: Begin, time and event of the work.
-        base: The number that events of the services are counted from.
+        spans: Pieces of work in any order: begin in ns, time in ns, event within the core.
+        base: The number of event 0 of the core over all streams, which is added to the events.
+
+    Returns:
+        The services in order of time; empty without work.
     """
     services: list[Service] = []
     end = -1.0
@@ -79,7 +88,7 @@ def last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
 
 
 class DmaEngines:
-    """DMA queues of one core while its stream is placed."""
+    """DMA queues of one core, and the DMA engines that they share, while the core's stream is placed."""
 
     def __init__(
         self,
@@ -89,7 +98,7 @@ class DmaEngines:
         events: int,
         shared: bool,
     ) -> None:
-        """Set the queues.
+        """Make an empty queue for each engine that triggers DMAs.
 
         Args:
             engines: The number of engines of the core.
@@ -97,7 +106,7 @@ class DmaEngines:
             completion_ns: The shortest completion of any DMA in ns; no event can know earlier that a last byte has
                 moved.
             events: The number of events of the core.
-            shared: Whether queues delay each other.
+            shared: Whether the reading lets DMAs of one queue delay those of another; has no effect with one queue.
         """
         self._queue_of = {engine: queue for queue, engine in enumerate(sorted(set(triggers)))}
         queues: list[list[Span]] = [[] for _ in self._queue_of]
@@ -112,7 +121,10 @@ class DmaEngines:
         self._before_queue = [_Moved(queues) for _ in queues]
 
     def moved(self, engine: int, event: int, producers: list[int]) -> float:
-        """Return when all DMAs that an event needs can have been moved, in ns; 0 if its engine waited for them.
+        """Return the time in ns at which the DMA engines can have moved all DMAs that an event needs.
+
+        Includes the shortest completion. Returns 0 if earlier events of the engine waited for all of them. Records the
+        DMAs as needed by the event and by all later events of its engine. Call it only if `shared` is true.
 
         Args:
             engine: The engine of the event.
@@ -135,22 +147,29 @@ class DmaEngines:
         return needed.end_ns + self._completion_ns if more else 0.0
 
     def moving(self, engine: int) -> Moving:
-        """Return the last busy period of the DMAs that the events of an engine need so far."""
+        """Return the last busy period of the DMAs that events of an engine have needed so far; there must be one."""
         return self._before_engine[engine].last_period()
 
     def request(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> None:
-        """Record a DMA that nothing delays."""
+        """Append a DMA to its engine's queue that begins at `arrival_ns`, however busy the DMA engines are."""
         self.queues[self._queue_of[engine]].append((arrival_ns, busy_ns, event))
 
     def serve(
         self, engine: int, event: int, arrival_ns: float, busy_ns: float
     ) -> tuple[float, float, int, Moving | None]:
-        """Move the data of a DMA.
+        """Append a DMA to its engine's queue, and move its data when earlier DMAs of the queue allow it.
+
+        If queues are shared, it also waits for the DMAs that `moved` recorded as needed by its event.
+
+        Args:
+            engine: The engine that triggers the DMA.
+            event: The DMA, numbered within the core.
+            arrival_ns: The time at which its first byte could move.
+            busy_ns: The time for which it occupies the DMA engines.
 
         Returns:
-            Begin in ns; end in ns; the DMA that it waited for, -1 for none; and the busy period that it waited for, if
-            that
-            has DMAs of several queues.
+            Begin of the data phase in ns; its end in ns; the DMA that it waited for, -1 for none; and the busy period
+            that it waited for, None unless needed DMAs of other queues delayed it.
         """
         number = self._queue_of[engine]
         queue = self.queues[number]
@@ -172,16 +191,22 @@ class DmaEngines:
         return begin, end, last, moving
 
     def finished(self, base: int) -> tuple[float, list[Service]]:
-        """Return when all requested DMAs can have been moved in ns, including the completion, and the last services."""
+        """Return the time in ns at which all DMAs so far can be complete, and the services of the last busy period.
+
+        Returns (0.0, []) without DMAs.
+
+        Args:
+            base: The number of event 0 of the core over all streams, which is added to the events of the services.
+        """
         services = last_busy_period(chain.from_iterable(self.queues), base)
         return (services[-1].end_ns + self._completion_ns if services else 0.0), services
 
 
 class _Moved:
-    """Set of DMAs, the first few of every queue, and when the engines have moved them if they move nothing else.
+    """Set of DMAs, the first `counts[q]` of every queue q, and when the engines have moved them if they move no others.
 
-    The set stores the intervals in which the engines are busy if they never idle; their end does not depend on the
-    order.
+    That time is `end_ns`. The set stores the intervals in which the engines are busy if they never idle while a DMA of
+    the set could move; these intervals do not depend on the order of the DMAs.
     """
 
     def __init__(self, queues: list[list[Span]]) -> None:
@@ -194,7 +219,7 @@ class _Moved:
         self._last_ns = float("-inf")
 
     def include(self, queue: int, count: int) -> None:
-        """Add the DMAs of one queue up to number `count`."""
+        """Add DMAs of one queue, so that the set has the first `count` of them."""
         starts, end = self._starts, self.end_ns
         for begin, busy, event in self._queues[queue][self.counts[queue] : count]:
             if busy <= 0.0:
@@ -214,7 +239,7 @@ class _Moved:
         self.counts[queue] = count
 
     def add(self, queue: int, begin: float, busy: float, event: int) -> None:
-        """Add the next DMA of one queue, which begins after all others."""
+        """Add the next DMA of one queue, which begins no earlier than the end of all DMAs of the set."""
         if busy > 0.0:
             if begin > self.end_ns:
                 self._begin(begin)
@@ -223,17 +248,20 @@ class _Moved:
         self.counts[queue] += 1
 
     def last_period(self) -> Moving:
-        """Return the busy period since the engines were idle last."""
+        """Return the busy period since the engines were idle last; the set must not be empty."""
         return Moving(self._starts[-1], tuple(self.counts), self.last)
 
     def _begin(self, begin: float) -> None:
-        """Begin another interval after an idle time."""
+        """Begin another busy interval at `begin` ns, after an idle time; the caller sets its end in `end_ns`."""
         if self._starts:
             self._ends.append(self.end_ns)
         self._starts.append(begin)
 
     def _fill(self, begin: float, busy: float) -> None:
-        """Fill `busy` ns of idle time from `begin` on."""
+        """Insert a DMA that begins before the last busy interval: take `busy` ns of idle time from `begin` ns on.
+
+        Intervals that meet become one; `end_ns` grows if idle time before the last interval does not suffice.
+        """
         starts, ends = self._starts, self._ends
         ends.append(self.end_ns)
         first = end = bisect_left(ends, begin)

@@ -19,7 +19,13 @@ from simulate.run.stream import READ, Stream
 
 
 class Throttle:
-    """Throttle of the core that runs a stream."""
+    """Throttle of the core that runs a stream; `done_ns` is empty if the chip or the stream needs no throttle.
+
+    `ratio` is the full clock over the throttled clock. `done_ns[e]` is the time at full clock for which the array is
+    busy with the events before e. `loading_ns[e]` is the shortest time for the bytes loaded before e. The throttle
+    opens after `opening_ns` of work. It is closed while the array is busy for less than `closed_share` of the time, and
+    open from `open_share` on.
+    """
 
     def __init__(self, hardware: Hardware, stream: Stream) -> None:
         self.ratio = hardware.tensor_clock_ghz / hardware.tensor_throttled_clock_ghz
@@ -35,15 +41,17 @@ class Throttle:
             self.loading_ns = [loaded / hardware.hbm_gb_per_s_per_core for loaded in _loaded_bytes(stream)]
 
     def added_ns(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
-        """Return what the throttle adds to the issue interval and to the latency of an event, in ns.
+        """Return the ns that the throttle adds to the issue interval of an event, and those it adds for the pipeline.
 
-        Below a quarter of the time the limiter stays closed, because at half rate the array is busy for less than half
-        of the time. From a quarter to one half the limiter alternates: one of every two windows is slow.
+        The latency of the event grows by the sum of both. Both are 0 if the throttle is open. With a busy fraction of
+        one half and a throttled clock of one half: below a quarter of the time the limiter stays closed, because at
+        half rate the array is busy for less than half of the time. From a quarter to one half it alternates: one of
+        every two windows is slow.
 
         Args:
-            event: The event.
+            event: The event, numbered within the core.
             start_ns: The start of the event.
-            interval_ns: Its issue interval at the full clock.
+            interval_ns: The event's issue interval at the full clock.
         """
         done = self.done_ns[event]
         time = start_ns - self.loading_ns[event]
@@ -55,7 +63,7 @@ class Throttle:
 
 
 def _loaded_bytes(stream: Stream) -> list[int]:
-    """Return, for every event, the bytes of the DMAs before it that write to SBUF or PSUM."""
+    """Return for every event the sum of the bytes of all earlier DMAs that write to SBUF or PSUM; one entry more."""
     moved = np.array([0 if cost.dma is None else cost.dma.bytes for cost in stream.costs], np.int64)
     on_chip = np.array([record.buffer.on_chip for record in stream.tensors], bool)
     rows = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0]

@@ -30,7 +30,10 @@ IntColumn = NDArray[np.int64]
 
 
 class SliceKind(IntEnum):
-    """Kind of a slice: a table load before an activation, an instruction, a DMA's trigger or data phase."""
+    """Kind of a slice: a table load before an activation, an instruction, or the trigger or data phase of a DMA.
+
+    `trigger` and `transfer` also stand for collectives, which run on the DMA engines.
+    """
 
     table_load = 0
     instruction = 1
@@ -56,7 +59,10 @@ class Slice:
 
 @dataclass(slots=True)
 class Placed:
-    """Times of every event in ns while a schedule is made, by its number over all streams; -1 for none."""
+    """Times of every event in ns while a schedule is made, by its number over all streams; -1 for none.
+
+    `simulate.timing.core` writes them; `build_timeline` turns them into a `Timeline`.
+    """
 
     start: list[float]
     end: list[float]  # the engine is free
@@ -79,7 +85,7 @@ class Placed:
 
     @classmethod
     def allocate(cls, events: int, moments: int) -> Placed:
-        """Return columns for `events` events with `moments` moments each."""
+        """Return columns for `events` events with `moments` moments each: times are 0, absent times and causes -1."""
         start, end, ready = ([0.0] * events for _ in range(3))
         table_load, data_start, data_end = ([-1.0] * events for _ in range(3))
         cause, reason, data_cause = ([-1] * events for _ in range(3))
@@ -90,7 +96,7 @@ class Placed:
 
     @property
     def length_ns(self) -> float:
-        """Time at which the last engine is free, the last result is ready, and engines can have done all their work."""
+        """Time in ns at which every engine is free, every result ready, and engines can have done all their work."""
         return max(max(self.end, default=0.0), max(self.ready, default=0.0), self.done_ns)
 
 
@@ -98,13 +104,14 @@ class Placed:
 class Timeline:
     """Times of all slices of a launch.
 
-    Columns have one entry for each slice, ordered by stream, event and kind. `length_ns` is the time from the first
-    start
-    to the last result, or until engines can have done all their work: device time, to which starting and ending a
-    kernel
-    adds `overhead_ns`, and a synchronous call from the host the `host_overhead_ns` of the hardware record. A track is
-    busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase of any of its
-    DMAs.
+    Columns have one entry for each slice, ordered by stream, event and kind. `stream`, `event` and `track` are indices:
+    of the stream in the launch, of the event in its stream, and in `tracks`. `ready_ns` is the time at which the result
+    of the slice's event is usable.
+
+    `length_ns` is the time from the first start to the last result, or until engines can have done all their work. This
+    is device time. Starting and ending a kernel adds `overhead_ns`, and a synchronous call from the host adds the
+    `host_overhead_ns` of the hardware record. A track is busy while at least one slice is on it: an engine during issue
+    intervals, a DMA queue during the data phase of any of its DMAs.
     """
 
     reading: Reading
@@ -125,7 +132,7 @@ class Timeline:
         return len(self.start_ns)
 
     def slices(self) -> Iterator[Slice]:
-        """Yield the slices."""
+        """Yield the slices in the order of the columns: by stream, event and kind."""
         columns = (
             self.stream,
             self.event,
@@ -141,14 +148,14 @@ class Timeline:
             yield Slice(stream, event, self.tracks[track], SliceKind(slice_kind), start, end, ready)
 
     def by_start(self) -> list[Slice]:
-        """Return the slices in the order of start, equal starts in the order of stream and event."""
+        """Return the slices sorted by start; equal starts are sorted by stream, event and kind."""
         return sorted(
             self.slices(), key=lambda piece: (piece.start_ns, piece.stream, piece.event, piece.slice_kind)
         )
 
     @cached_property
     def busy_ns(self) -> dict[str, float]:
-        """Time during which a slice is on a track, for every track."""
+        """Time in ns during which at least one slice is on a track, by the track's name."""
         return {
             name: _union_length(self.start_ns[self.track == number], self.end_ns[self.track == number])
             for number, name in enumerate(self.tracks)
@@ -156,17 +163,20 @@ class Timeline:
 
     @cached_property
     def idle_ns(self) -> dict[str, float]:
-        """Time during which no slice is on a track, for every track."""
+        """Time in ns of the timeline's length during which no slice is on a track, by the track's name."""
         return {name: self.length_ns - busy for name, busy in self.busy_ns.items()}
 
     @property
     def busiest(self) -> str:
-        """Track that is busy longest; the first of equals."""
+        """Name of the track that is busy longest; the first of equals."""
         return max(self.tracks, key=lambda name: self.busy_ns[name])
 
     @cached_property
     def critical_path(self) -> tuple[PathStep, ...]:
-        """Chain of events that ends last, first event first: none of them could start earlier."""
+        """Chain of events that ends last, first event first; empty without events.
+
+        Each event of the chain waits for the one before it, as its `Reason` says.
+        """
         if not len(self):
             return ()
         is_main = (self.slice_kind == SliceKind.instruction) | (self.slice_kind == SliceKind.trigger)
@@ -181,7 +191,7 @@ class Timeline:
         return Path(self.causes, columns, self.bases).steps()
 
     def _begins(self, slice_kind: SliceKind) -> FloatColumn:
-        """Return the begin of each event's slice of a kind in ns, -1 if it has none."""
+        """Return the begin in ns of the slice of a kind, for every event over all streams; -1 where there is none."""
         begins, rows = np.full(self.bases[-1], -1.0), np.flatnonzero(self.slice_kind == slice_kind)
         begins[np.array(self.bases)[self.stream[rows]] + self.event[rows]] = self.start_ns[rows]
         return begins
@@ -190,7 +200,15 @@ class Timeline:
 def build_timeline(
     streams: Sequence[Stream], hardware: Hardware, reading: Reading, bases: tuple[int, ...], placed: Placed
 ) -> Timeline:
-    """Return the timeline of placed events."""
+    """Return the timeline of events that have been placed in time.
+
+    Args:
+        streams: The streams of the launch.
+        hardware: The record of the chip, for the lengths of table loads and the overhead of a kernel.
+        reading: The reading by which the events were placed.
+        bases: The number of event 0 of each stream over all streams, and the number of all events.
+        placed: The times and causes of all events.
+    """
     start, end, ready = np.array(placed.start), np.array(placed.end), np.array(placed.ready)
     load, data_start, data_end = (
         np.array(placed.table_load),
@@ -244,7 +262,12 @@ def build_timeline(
 
 
 def core_label(streams: Sequence[Stream], number: int) -> str:
-    """Return the name of a core in reports, empty if the launch has a single core."""
+    """Return the name of a core in reports, such as "rank 1" or "rank 1 core 0"; empty if the launch has one core.
+
+    Args:
+        streams: The streams of the launch, one for each core.
+        number: The index of the core's stream.
+    """
     if len(streams) == 1:
         return ""
     stream = streams[number]
@@ -253,10 +276,12 @@ def core_label(streams: Sequence[Stream], number: int) -> str:
 
 
 def _column(column: object) -> NDArray[np.uint8]:
+    """View a column of bytes of a stream as an array."""
     return np.frombuffer(column, np.uint8)  # type: ignore[call-overload, no-any-return]
 
 
 def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
+    """Return the index in `ENGINES` of each triggering engine; engines without a stream count as the Sync engine."""
     table = np.full(max(engine.value for engine in Engine) + 1, ENGINES.index(Engine.sync))
     for lane, engine in enumerate(ENGINES):
         table[engine.value] = lane
@@ -264,7 +289,15 @@ def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
 
 
 def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...], IntColumn]:
-    """Return the names of the tracks, every engine and the DMA queues in use, and the new index of each raw track."""
+    """List the tracks of a launch by name: all engines of each core, and the DMA queues that have slices.
+
+    Args:
+        streams: The streams, one for each core.
+        used: The raw tracks that have slices: core * len(TRACKS) + index in `TRACKS`.
+
+    Returns:
+        The names; and for each raw track its index among the names, -1 if it is left out.
+    """
     present = set(np.unique(used).tolist())
     names: list[str] = []
     renumbered = np.full(len(streams) * len(TRACKS), -1)
@@ -280,7 +313,7 @@ def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...]
 
 
 def _union_length(start: FloatColumn, end: FloatColumn) -> float:
-    """Return the length of the union of intervals."""
+    """Return the length in ns of the union of intervals, given their starts and ends; 0 without intervals."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

@@ -45,8 +45,8 @@ def write_trace(
 
     Args:
         path: The file.
-        launches: Label, streams and timeline of each launch.
-        more: Events of other processes.
+        launches: Label, streams and timeline of each launch; each begins where the launch before it ends.
+        more: Further trace events, written after them as they are, for example of other processes.
 
     Raises:
         InvalidArgument: The file cannot be written.
@@ -59,6 +59,7 @@ def write_trace(
 
 
 def _events(launches: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of launches: names of processes and threads, slices, then arrows, launch by launch."""
     named: set[tuple[int, int]] = set()
     known: dict[int, Dependences] = {}  # by the identity of streams, which `launches` keeps alive
     offset = arrows = 0
@@ -89,6 +90,16 @@ def _slices(
     named: set[tuple[int, int]],
     event_slices: EventSlices,
 ) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of a launch's slices, in the order of start, each after the name of a new thread.
+
+    Args:
+        streams: The streams of the launch.
+        timeline: Its timeline.
+        processes: The process number of each stream.
+        offset: The begin of the launch in the trace, in ns.
+        named: The (process, thread) pairs that have a name already; new threads are added.
+        event_slices: Receives the slices of every event, for the arrows.
+    """
     lanes = [Lanes() for _ in timeline.tracks]
     number_of = {track: number for number, track in enumerate(timeline.tracks)}
     names = [_Names(stream) for stream in streams]
@@ -115,7 +126,7 @@ def _slices(
 
 
 class Lanes:
-    """Threads of one track: a slice takes the first thread on which all earlier slices have ended."""
+    """Threads of one track, numbered from 0: a slice takes the first thread on which all earlier slices have ended."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []  # heap of (end, lane)
@@ -123,7 +134,10 @@ class Lanes:
         self._count = 0
 
     def take(self, start: int, end: int) -> int:
-        """Return the lane for a slice; slices come in order of start."""
+        """Return the number of the thread for a slice from `start` to `end` ns, and occupy the thread until `end`.
+
+        Slices must be passed in order of start.
+        """
         while self._taken and self._taken[0][0] <= start:
             heappush(self._free, heappop(self._taken)[1])
         if self._free:
@@ -135,14 +149,14 @@ class Lanes:
 
 
 class _Names:
-    """Titles and details of the slices of one stream; texts of lines are computed once."""
+    """Titles and details of the slices of one stream; names of source lines are computed once."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.lines = [f"{where.file}:{where.line}" for where in map(location, stream.lines)]
 
     def title(self, piece: Slice) -> tuple[str, str]:
-        """Return name and category of a slice."""
+        """Return name and category of a slice: the instruction's `name=` or its operation, or the loaded table."""
         stream = self.stream
         name = stream.names.get(piece.event) or stream.op_names[stream.ops[piece.event]]
         if piece.slice_kind is SliceKind.table_load:
@@ -150,7 +164,7 @@ class _Names:
         return name, _CATEGORIES[piece.slice_kind]
 
     def details(self, piece: Slice) -> dict[str, Any]:
-        """Return what a viewer shows of a selected slice."""
+        """Return the "args" of a slice, which a viewer shows when the slice is selected: operands, line, cost."""
         stream, event = self.stream, piece.event
         cost = stream.costs[stream.cost_ids[event]]
         names = [(access.mode, stream.tensors[access.tensor].name) for access in stream.accesses(event)]
@@ -174,7 +188,7 @@ class _Names:
 def slice_event(
     name: str, category: str, process: int, thread: int, start: int, end: int, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the trace event of a slice from `start` to `end`, in ns."""
+    """Return the trace event of a slice from `start` to `end`, given in ns, with `details` as its "args"."""
     return {
         "name": name,
         "cat": category,
@@ -188,20 +202,27 @@ def slice_event(
 
 
 def title_event(title_type: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    """Return the trace event with the name of a process or a thread."""
+    """Return the trace event that names a process or a thread.
+
+    Args:
+        title_type: "process_name" or "thread_name".
+        process: The number of the process.
+        thread: The number of the thread; 0 if a process is named.
+        name: The name.
+    """
     return {"name": title_type, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def thread_events(
     named: set[tuple[int, int]], process: int, thread: int, name: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events with the name and the position of a thread, unless they were yielded before.
+    """Yield the two trace events with the name and the order of a thread; none if it is in `named`.
 
     Args:
-        named: The (process, thread) pairs that have a name, to which the thread is added.
-        process: The process.
-        thread: The thread.
-        name: Its name.
+        named: The (process, thread) pairs that have a name, to which this thread is added.
+        process: The number of the process.
+        thread: The number of the thread, by which a viewer sorts threads.
+        name: The name of the thread.
     """
     if (process, thread) in named:
         return

@@ -1,4 +1,4 @@
-"""Weights: which matmuls can find their stationary tile in the array, because an earlier matmul loaded the same tile.
+"""Weights: which matmuls can find their stationary operand in the array, because an earlier matmul loaded it.
 
 A compiler omits a load of weights if neither the tile nor its position in the array changes. Two matmuls share their
 weights if they read the same box in the same way (`Cost.stationary`) and no event writes to that box in between. Such
@@ -13,9 +13,10 @@ from simulate.run.stream import READ, Stream
 
 
 def number_weights(stream: Stream) -> dict[int, int]:
-    """Return the number of the weights of every event whose array may contain them since an earlier event.
+    """Return a number for the stationary operand of every matmul; equal numbers mean the same unchanged operand.
 
-    Empty if no cost of the stream would be lower for it.
+    The number is the first event that used the operand since it was written. The keys are the events of matmuls with a
+    `Cost.stationary`. Empty if no instruction of the stream is cheaper with an operand that is loaded already.
     """
     if not any(cost.kept_cycles for cost in stream.costs):
         return {}
@@ -46,6 +47,11 @@ def number_weights(stream: Stream) -> dict[int, int]:
 
 
 def _overlap(box: tuple[int, ...], other: tuple[int, int, int, int]) -> bool:
-    """Return whether a row of the stream and a written box of the same tensor have a byte in common."""
+    """Return whether two boxes of the same tensor have a byte in common.
+
+    Args:
+        box: A row of `Stream.rows`: tensor and mode, then first and end partition, first and end byte.
+        other: First and end partition, first and end byte.
+    """
     _, first_row, end_row, first_byte, end_byte = box
     return first_row < other[1] and other[0] < end_row and first_byte < other[3] and other[2] < end_byte
