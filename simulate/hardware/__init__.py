@@ -1,4 +1,8 @@
-"""One frozen record for each chip: every number has a source and a confidence."""
+"""Hardware records: one frozen record for each chip, in which every number has a source and a confidence.
+
+`hardware` returns the record of a chip. `use_overlay` replaces numbers of all records by those of a file for this
+process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
 
 
 def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
-    """Return the names of the chips that have a capability."""
+    """Return the names of the chips whose record, without an overlay, satisfies a predicate, oldest chip first."""
     return [record.name for record in RECORDS.values() if capability(record)]
 
 
@@ -50,7 +54,7 @@ def hardware(target: str, logical_core_size: int = 1) -> Hardware:
     Args:
         target: A chip (`trn2`), a generation (`gen2` is trn1), an instance type (`trn1.32xlarge`), or several
             instances (`4 x trn1.32xlarge`). The record of an instance has the collectives of its topology.
-        logical_core_size: Physical cores of a rank, for the collectives of an instance.
+        logical_core_size: Physical cores of a rank, for the collectives of an instance; without effect for a chip.
 
     Raises:
         InvalidArgument: The name is none of these, or the overlay cannot be used.
@@ -67,10 +71,12 @@ def hardware(target: str, logical_core_size: int = 1) -> Hardware:
 
 
 def use_overlay(path: Named) -> None:
-    """Apply the overlay in a file to this process and its children.
+    """Apply the overlay in a file to later calls of `hardware` in this process and its children.
+
+    Sets the environment variable NKW_HARDWARE to the absolute path; an earlier overlay no longer applies.
 
     Raises:
-        InvalidArgument: The file is not an overlay.
+        InvalidArgument: The file cannot be read or is not an overlay; the variable is left as it is then.
     """
     absolute = os.path.abspath(path)
     _overlaid(absolute)
@@ -78,17 +84,21 @@ def use_overlay(path: Named) -> None:
 
 
 def _current(record: Hardware) -> Hardware:
-    """Return the record to use for a chip now: a replacement, the overlaid record, or the record itself."""
+    """Return the record to use for a chip now.
+
+    This is the record that `overlay.standing_in` set, else the record with the overlay of NKW_HARDWARE, else `record`.
+    """
     path = os.environ.get(HARDWARE_VARIABLE, "")
     return stand_in(record.name) or (_overlaid(path)[record.name] if path else record)
 
 
 @lru_cache
 def _overlaid(path: str) -> dict[str, Hardware]:
-    """Return all records with the overlay in a file; a process reads a file once."""
+    """Return the records of all chips by name, with the overlay in a file applied; a process reads a file once."""
     return overlaid(path, RECORDS)
 
 
 @lru_cache
 def _on_instance(record: Hardware, swept: Hardware, name: str, logical_core_size: int) -> Hardware:
+    """Return the record of a chip with the collectives of an instance, given by its name; see `on_instance`."""
     return on_instance(record, instance(name), swept, logical_core_size)

@@ -31,7 +31,11 @@ _FACTS: list[tuple[str, Any]] = [
 
 
 def targets(options: argparse.Namespace) -> int:
-    """Print the table of the chips; return 0, or 2 if the overlay is wrong or the document cannot be written."""
+    """Print the table of the chips, and write the JSON document that `--json` requests.
+
+    Returns:
+        The exit status: 0, or 2 with an error on stderr if the overlay is wrong or the document cannot be written.
+    """
     try:
         if options.hardware is not None:
             use_overlay(options.hardware)

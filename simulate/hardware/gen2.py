@@ -1,4 +1,4 @@
-"""NeuronCore-v2: Trainium (trn1) and Inferentia2 (inf2), one core in two chips."""
+"""Hardware records `TRN1` and `INF2`: Trainium and Inferentia2, two chips with the same core, NeuronCore-v2."""
 
 from __future__ import annotations
 

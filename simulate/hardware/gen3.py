@@ -1,4 +1,4 @@
-"""NeuronCore-v3: Trainium2 (trn2)."""
+"""Hardware record `TRN2`: Trainium2, whose core is NeuronCore-v3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeuronCore-v4: Trainium3 (trn3).
+"""Hardware record `TRN3`: Trainium3, whose core is NeuronCore-v4.
 
 Capacities, clocks and rates are documented; almost no timing of this generation has been published. Those
 numbers are gen3's, in nanoseconds where the clock is the same and converted through cycles on the Vector
@@ -25,7 +25,10 @@ _DEVICE_PAGE = "Trainium3 device page"
 
 
 def _vector_cycles(name: str) -> Number:
-    """Return a fixed time of gen3's Vector engine at this clock, with as many cycles."""
+    """Return gen3's number `name`, a time of the Vector engine in ns, converted to gen4's clock.
+
+    The time takes as many cycles at 1.2 GHz as gen3's time takes at gen3's clock; rounded to 0.1 ns, and a guess.
+    """
     value = round(getattr(TRN2, name) * TRN2.vector_clock_ghz / 1.2, 1)
     return guessed(value, f"trn2: {TRN2.provenance[name].source}", "gen3's in cycles, at 1.2 GHz")
 

@@ -23,10 +23,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance type, or `members` equal instances of the type `member`.
+    """One instance type, or `members` equal instances of the type `member`; counts are of all members together.
 
-    A rate is None if nothing is published, or if there is no such link. A member sends `between_gb_per_s` to the other
-    members, over links between chips at `ring_gb_per_s_per_chip`, or over EFA if that is None.
+    `target` is the chip's name. `topology` describes the links between chips in words. A rate is None if nothing is
+    published, or if there is no such link; `efa_gbit_per_s` is in Gbit/s, other rates are in GB/s. `member` is None for
+    a single instance, and `members` 1. Otherwise each member sends `between_gb_per_s` to the other members: over links
+    between chips at `ring_gb_per_s_per_chip`, or over EFA if that is None.
     """
 
     name: str
@@ -62,6 +64,7 @@ def _instance(
     between: Number | None = None,
     ring: Number | None = None,
 ) -> Instance:
+    """Return an instance; a rate that is not given becomes None, as it needs no link."""
     none = derived(None, topology.source, "no parts")
     return build(
         Instance,
@@ -85,7 +88,17 @@ def _instance(
 def _gen2(
     name: str, target: str, page: str, chips: int, link: Number, efa: float | None, topology: str
 ) -> Instance:
-    """Return a gen2 instance: two cores and 32 GiB a chip."""
+    """Return a gen2 instance with two cores and 32 GiB of HBM for each chip.
+
+    Args:
+        name: The instance type.
+        target: The chip, trn1 or inf2.
+        page: The source of its numbers.
+        chips: The number of chips.
+        link: The GB/s of NeuronLink of a chip, None as its value without links.
+        efa: The Gbit/s of EFA, None if the page lists none.
+        topology: The links between chips in words.
+    """
     cores = documented(2 * chips, page) if target == "trn1" else derived(2 * chips, page, "two cores a chip")
     return _instance(
         name,
@@ -100,11 +113,13 @@ def _gen2(
 
 
 def _inf2(name: str, chips: int) -> Instance:
+    """Return an Inf2 instance, whose chips form a ring if there are several."""
     link = documented(206.0, _INF2_PAGE, "192 GiB/s") if chips > 1 else documented(None, _INF2_PAGE)
     return _gen2(name, "inf2", _INF2_PAGE, chips, link, None, "ring of chips" if chips > 1 else _SINGLE)
 
 
 def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
+    """Return an instance of sixteen trn2 chips; `note` is the note of its NeuronLink rate."""
     return _instance(
         name,
         "trn2",
@@ -136,6 +151,7 @@ def _trn2_ultraserver() -> Instance:
 
 
 def _trn3_ultraserver(name: str, chips: int, hbm_gib: int, efa_gbit: float) -> Instance:
+    """Return an UltraServer of trn3 chips, with GiB of HBM and Gbit/s of EFA for all chips together."""
     return _instance(
         name,
         "trn3",
@@ -229,17 +245,22 @@ def instance(name: str) -> Instance:
     count, instance_type = int(several[1]), INSTANCES[several[2]]
     if count < 2:
         raise InvalidArgument(
-            "NKW-INSTANCE", f"{name!r}: several are two at least; one is {instance_type.name!r} alone"
+            "NKW-INSTANCE",
+            f"{name!r} asks for {count} instances, and a group has at least two; for a single instance write "
+            f"{instance_type.name!r}",
         )
     if instance_type.efa_gbit_per_s is None:
         having = ", ".join(record.name for record in INSTANCES.values() if record.efa_gbit_per_s)
         raise InvalidArgument(
-            "NKW-INSTANCE", f"{name!r}: no EFA is on record for {instance_type.name}; it is for {having}"
+            "NKW-INSTANCE",
+            f"{name!r} needs EFA between its instances, and no EFA rate of {instance_type.name} is on record; "
+            f"instance types with one are {having}",
         )
     return _several(count, instance_type)
 
 
 def _several(count: int, instance_type: Instance) -> Instance:
+    """Return `count` instances of a type, joined over EFA, each with the rate that the type has on record."""
     known = instance_type.provenance
     return _instance(
         f"{count} x {instance_type.name}",

@@ -24,14 +24,17 @@ from nkw.targets import TARGETS
 from simulate.hardware.record import Confidence, Hardware, Number
 
 MOST_FACTOR = 1000.0
-"""Largest ratio between a value and the record's; a larger ratio is reported as a likely error of unit."""
+"""Largest ratio of an overlay's value to the record's value, or of the record's to it; a larger one is refused.
+
+It is most likely an error of the unit.
+"""
 
 _TYPES = {field.name: str(field.type) for field in fields(Hardware)}
 _KEYS = ("value", "source", "confidence", "note")
 
 
 def replaceable(name: str) -> bool:
-    """Return whether a field of the record is a clock, a rate or a time, which an overlay may replace."""
+    """Return whether an overlay may replace a field of `Hardware`: a clock, a rate or a time; False if unknown."""
     annotation = _TYPES.get(name, "")
     is_cycles = annotation == "int" and name.endswith("_cycles")
     return annotation == "float" or annotation.startswith("Mapping[int") or is_cycles
@@ -39,7 +42,10 @@ def replaceable(name: str) -> bool:
 
 @contextmanager
 def standing_in(record: Hardware) -> Iterator[None]:
-    """Use a record for its chip inside a block, in this process, whatever overlay is in use."""
+    """Let `hardware` return this record for its chip inside a `with` block, whatever overlay is in use.
+
+    Applies to this process alone. Blocks nest: at the end the record of the outer block is used again.
+    """
     before = _standing_in.get(record.name)
     _standing_in[record.name] = record
     try:
@@ -55,12 +61,16 @@ _standing_in: dict[str, Hardware] = {}
 
 
 def stand_in(name: str) -> Hardware | None:
-    """Return the record that `standing_in` set for a chip, or None."""
+    """Return the record that `standing_in` set for a chip, given by its name, or None outside such a block."""
     return _standing_in.get(name)
 
 
 def overlaid(path: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
-    """Return the records of all chips with the numbers of the overlay in a file.
+    """Return copies of the records with the numbers of the overlay in a file.
+
+    Args:
+        path: The file.
+        records: The records of all chips by name.
 
     Raises:
         InvalidArgument: The file is not an overlay, or an entry cannot replace its field.
@@ -80,6 +90,7 @@ def overlaid(path: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
 
 
 def _number(record: Hardware, name: str, entry: Mapping[str, Any], path: str) -> Number:
+    """Return the number that a checked entry of the overlay gives a field; a table keeps its other entries."""
     value = entry["value"]
     current = getattr(record, name)
     if isinstance(current, Mapping):
@@ -91,7 +102,11 @@ def _number(record: Hardware, name: str, entry: Mapping[str, Any], path: str) ->
 
 
 def _read(path: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the entries of a file by chip and field; refuse what is not an object of known chips."""
+    """Return the entries of an overlay file by chip and field; the entries themselves are not checked.
+
+    Raises:
+        InvalidArgument: The file cannot be read, is no JSON, or is not an object of known chips and of their entries.
+    """
     try:
         content = json.loads(read_text(path), object_pairs_hook=lambda pairs: _object(pairs, path))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,39 +117,49 @@ def _read(path: str) -> Mapping[str, Mapping[str, Any]]:
         _refuse(path, f"it holds {_describe_type(content)}, not an object of chips")
     for chip, numbers in content.items():
         if chip not in TARGETS:
-            _refuse(path, f"{chip!r:.60} is no chip; known are {', '.join(TARGETS)}")
+            _refuse(path, f"{chip!r:.60} is no known chip; known are {', '.join(TARGETS)}")
         if not isinstance(numbers, dict):
             _refuse(path, f"{chip} is {_describe_type(numbers)}, not an object of numbers")
     return content
 
 
 def _object(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
+    """Return a JSON object as a dict; raise InvalidArgument if it has the same key twice."""
     entries: dict[str, Any] = {}
     for name, value in pairs:
         if name in entries:
-            _refuse(path, f"{name!r:.60} stands twice in one object")
+            _refuse(path, f"the key {name!r:.60} occurs twice in one object; remove one of them")
         entries[name] = value
     return entries
 
 
 def _wrong(record: Hardware, name: str, entry: Any) -> str:
-    """Return the reason why an entry cannot replace a field, or an empty string."""
+    """Return the reason why an entry of an overlay cannot replace a field, or an empty string if it can.
+
+    Args:
+        record: The record of the chip, without the overlay.
+        name: The name of the field.
+        entry: The entry as it was read from JSON.
+    """
     if name not in record.provenance:
-        return "it is no number of a hardware record"
+        return "a hardware record has no number of this name; its numbers are the fields of simulate.hardware.Hardware"
     if not replaceable(name):
         return (
             "it decides which kernels are accepted and what they issue, not only their times; an overlay replaces "
             "clocks, rates, and times in ns or cycles"
         )
     if not isinstance(entry, Mapping) or not {"value", "source", "confidence"} <= entry.keys() <= {*_KEYS}:
-        return f"it needs value, source and confidence, and may have a note; it is {entry!r:.60}"
+        return f"an entry has value, source and confidence, and may have a note; this one is {entry!r:.60}"
     for text in ("source", "note"):
         if not isinstance(entry.get(text, ""), str):
             return f"its {text} is {_describe_type(entry[text])}, not a string"
     if not entry["source"].strip():
         return "its source is empty; say where the value comes from"
     if entry["confidence"] not in [member.value for member in Confidence]:
-        return f"its confidence is {entry['confidence']!r:.40}, not {', '.join(member.value for member in Confidence)}"
+        return (
+            f"its confidence is {entry['confidence']!r:.40}; it must be one of "
+            f"{', '.join(member.value for member in Confidence)}"
+        )
     current, value = getattr(record, name), entry["value"]
     if not isinstance(current, Mapping):
         return _wrong_value(name, current, value)
@@ -150,25 +175,30 @@ def _wrong(record: Hardware, name: str, entry: Any) -> str:
 
 
 def _wrong_value(name: str, current: float, value: Any) -> str:
+    """Return the reason why a value cannot replace the number `current` of a field, or an empty string if it can."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return f"its value is {_describe_type(value)}, not a number"
     if isinstance(current, int) and not isinstance(value, int):
-        return f"its value is {value!r:.40}; it is a whole number"
+        return f"its value is {value!r:.40}; it must be a whole number"
     if isinstance(value, float) and not math.isfinite(value):
         return f"its value is {value!r}, which is not finite"
     if value <= 0:
-        return f"its value is {value!r:.40}; it is above 0"
+        return f"its value is {value!r:.40}; it must be above 0"
     if name.endswith("_fraction") and value > 1:
-        return f"its value is {value!r:.40}; it is a share, at most 1"
+        return f"its value is {value!r:.40}; it must be at most 1, since it is a share"
     if not current / MOST_FACTOR <= value <= current * MOST_FACTOR:
-        return f"its value is {value!r:.40}, {MOST_FACTOR:g} times off the record's {current:g}: look at its unit"
+        return (
+            f"its value is {value!r:.40}, {MOST_FACTOR:g} times off the record's {current:g}; check its unit"
+        )
     return ""
 
 
 def _describe_type(value: Any) -> str:
+    """Return the JSON type of a value with its article, such as "an object"."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def _refuse(path: str, why: str) -> NoReturn:
+    """Raise InvalidArgument for an overlay file."""
     raise InvalidArgument("NKW-HARDWARE", f"the overlay {path} cannot be used: {why}")

@@ -54,14 +54,24 @@ def guessed(value: Any, source: str, note: str) -> Number:
 
 
 def carried_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
-    """Return numbers of another generation's record as guesses for this one, with the reason as their note."""
+    """Return numbers of another generation's record by name, as guesses for the record that is being written.
+
+    Args:
+        record: The record of the other generation.
+        names: The fields to take.
+        reason: The note of each number: why it should hold here too.
+    """
     taken = {name: record.provenance[name] for name in names}
     return {name: guessed(n.value, f"{record.name}: {n.source}", reason) for name, n in taken.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Hardware:
-    """Record of one NeuronCore and its chip. A GB is 1e9 bytes."""
+    """Record of one NeuronCore and its chip. A GB is 1e9 bytes.
+
+    Limits, clocks and times are plain numbers in the units that end their names. `provenance` has the `Number` of each
+    field. Two records are equal if all their numbers, sources and notes are.
+    """
 
     # Identity
     name: str
@@ -275,7 +285,7 @@ class Hardware:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Names of the fields that come from an overlay."""
+        """Names of the fields whose numbers an overlay replaced; empty without an overlay."""
         return tuple(name for name, number in self.provenance.items() if number.overlay)
 
     @property
@@ -296,11 +306,15 @@ class Hardware:
         return _alone(self)
 
     def working(self, cores: int) -> Hardware:
-        """Return this record for a number of physical cores that work at the same time."""
+        """Return the record for `cores` physical cores that work at the same time: `alone()` for 1, else this one."""
         return self.alone() if cores == 1 else self
 
     def with_numbers(self, **numbers: Number) -> Hardware:
-        """Return this record with some numbers replaced, for a sibling chip or a what-if experiment."""
+        """Return a copy of this record with some numbers replaced, for a sibling chip or a what-if experiment.
+
+        Raises:
+            TypeError: A keyword is no field of the record.
+        """
         return build(Hardware, {**self.provenance, **numbers})
 
 
@@ -309,6 +323,10 @@ Record = TypeVar("Record")
 
 def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Record:
     """Build a record from one Number for each of its fields; mappings become immutable.
+
+    Args:
+        record: The dataclass of the record, with a field `provenance`, which receives the numbers.
+        numbers: The numbers by field, without `provenance`.
 
     Raises:
         TypeError: A field has no number, or a number has no field.
@@ -325,6 +343,7 @@ def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Recor
 
 @lru_cache(64)
 def _alone(record: Hardware) -> Hardware:
+    """Return the record with the HBM bandwidth of a core that works alone, or itself if that is no higher."""
     stack = record.provenance["hbm_gb_per_s_per_stack"]
     rate = min(stack.value, record.dma_engines * record.dma_engine_bytes_per_ns)
     if rate <= record.hbm_gb_per_s_per_core:
@@ -335,6 +354,7 @@ def _alone(record: Hardware) -> Hardware:
 
 
 def _freeze(number: Number) -> Number:
+    """Return a number whose value, if it is a mapping, is an immutable copy."""
     if isinstance(number.value, Mapping):
         return replace(number, value=MappingProxyType(dict(number.value)))
     return number
@@ -347,4 +367,5 @@ def _unwrap(number: Number) -> tuple[Any, str, Confidence, str, str]:
 
 
 def _rebuild(record: Callable[..., Record], rows: list[tuple[Any, ...]]) -> Record:
+    """Rebuild a pickled record from rows of a field's name and the fields of its Number."""
     return build(record, {name: Number(*columns) for name, *columns in rows})

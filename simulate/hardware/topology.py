@@ -3,9 +3,9 @@
 One sweep is published, on a 4x4 torus of Trainium chips with four links of 96 GB/s each: 2 ranks on one chip, 8 on a
 row of four chips, 16 on two rows, 32 on all. One or two rows are a ring that uses two links of each chip, and reaches
 67 GB/s of bus bandwidth; the whole torus uses all four, and reaches 128, about the same share of what its links can
-carry. So a rate follows from
-the links that a group of chips can use and from their bandwidth, and a latency from the number of chips, scaled by that
-of two ranks on one chip. Groups inside one chip use none of the links and keep the chip's own figures.
+carry. So a rate follows from the links that a group of chips can use and from their bandwidth. A latency follows from
+the number of chips, scaled by the latency of two ranks on one chip. Groups inside one chip use none of the links and
+keep the chip's own figures. The group of a collective is the set of ranks that take part.
 
 Several instances reduce in two levels, as the Neuron guide to inter-node collectives describes it: inside each, and
 between those ranks that have the same place, each with its share of the bytes. Between instances they double and halve,
@@ -80,14 +80,16 @@ def on_instance(
 def across(
     record: Hardware, members: int, ranks_each: int, gb_per_s: float, step_ns: float, note: str
 ) -> Hardware:
-    """Return a record with collectives over several instances, and none over more ranks.
+    """Return a copy of a record whose tables of collectives have an entry for a group over several instances.
+
+    The entry is under members * ranks_each ranks. Entries of larger groups are dropped, so that it is the last.
 
     Args:
         record: Record with the collectives inside one instance.
         members: Number of instances.
-        ranks_each: Ranks of a group on each instance.
+        ranks_each: Ranks of the group on each instance.
         gb_per_s: Rate at which all ranks of one instance together send to the other instances.
-        step_ns: Latency of a step between instances.
+        step_ns: Latency of one step between instances; there are 2 log2(members) of them.
         note: Note of the new numbers.
     """
     ranks = members * ranks_each
@@ -122,22 +124,31 @@ def across(
 
 
 def find_entry(by_ranks: Mapping[int, float], ranks: int) -> float:
-    """Return the entry of the smallest known number of ranks that is at least `ranks`, else of the largest."""
+    """Return the entry of a table by ranks for a group of `ranks`.
+
+    This is the entry of the smallest number of ranks in the table that is at least `ranks`, else of the largest.
+    """
     enough = [known for known in by_ranks if known >= ranks]
     return by_ranks[min(enough) if enough else max(by_ranks)]
 
 
 def _row_share(swept: Hardware) -> float:
-    """Return the share of its two links' bandwidth that a row of chips reaches in the sweep."""
+    """Return the share of the bandwidth of two links that a ring of four chips reached in the published sweep."""
     return swept.collective_bus_gb_per_s[_ROW] / (swept.neuronlink_gb_per_s_per_chip / 2)
 
 
 def _groups(cores: int, machine: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
-    """Return how the groups of an instance's chips scale from the published sweep, by their number of ranks.
+    """Return which entries of the published sweep describe groups of ranks over several chips, by number of ranks.
+
+    Args:
+        cores: The logical cores of a chip.
+        machine: The instance.
+        swept: The record of the chip of the sweep.
 
     Returns:
-        For each number of ranks: the ranks of the sweep with the same number of chips, the ranks of the sweep that use
-        the same links, and the ratio of link bandwidths. `cores` are the logical cores of a chip.
+        For each number of ranks (rank count of the sweep for latencies: as many chips; rank count of the sweep for
+        rates: as many links of a chip; factor on those rates: the ratio of link bandwidths). Empty for an instance of
+        one chip, or without a published link rate.
     """
     bandwidth = machine.neuronlink_gb_per_s_per_chip
     if machine.chips == 1 or bandwidth is None:

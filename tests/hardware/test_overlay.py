@@ -104,37 +104,46 @@ def test_every_number_of_times_and_no_other_can_be_replaced() -> None:
         ("{", "it is no JSON"),
         ("[" * 100_000, "it is no JSON"),
         ([], "it holds a list, not an object of chips"),
-        ({"gen3": {}}, "'gen3' is no chip; known are trn1, inf2, trn2, trn3"),
+        ({"gen3": {}}, "'gen3' is no known chip; known are trn1, inf2, trn2, trn3"),
         ({"trn2": 3}, "trn2 is a number, not an object of numbers"),
-        (value(1.0, name="semaphor_ns"), "trn2, semaphor_ns: it is no number of a hardware record"),
+        (value(1.0, name="semaphor_ns"), "trn2, semaphor_ns: a hardware record has no number of this name"),
         (value(8, name="partitions"), "trn2, partitions: it decides which kernels are accepted"),
         (value(True, name="mx"), "trn2, mx: it decides which kernels are accepted"),
-        ({"trn2": {"semaphore_ns": 50.0}}, "it needs value, source and confidence"),
-        ({"trn2": {"semaphore_ns": {"value": 50.0, "source": "x"}}}, "it needs value, source and confidence"),
-        (value(50.0, unit="ns"), "it needs value, source and confidence"),
+        ({"trn2": {"semaphore_ns": 50.0}}, "an entry has value, source and confidence"),
+        (
+            {"trn2": {"semaphore_ns": {"value": 50.0, "source": "x"}}},
+            "an entry has value, source and confidence",
+        ),
+        (value(50.0, unit="ns"), "an entry has value, source and confidence"),
         (value(50.0, source=3), "its source is a number, not a string"),
         (value(50.0, source=" "), "its source is empty"),
-        (value(50.0, confidence="sure"), "its confidence is 'sure', not documented, derived, guessed"),
+        (
+            value(50.0, confidence="sure"),
+            "its confidence is 'sure'; it must be one of documented, derived, guessed",
+        ),
         (value("50"), "its value is a string, not a number"),
         (value(True), "its value is true or false, not a number"),
         (value(None), "its value is null, not a number"),
         (value(float("nan")), "its value is nan, which is not finite"),
         (value(float("inf")), "its value is inf, which is not finite"),
-        (value(0), "its value is 0; it is above 0"),
-        (value(-1.5), "its value is -1.5; it is above 0"),
-        (value(64.5, name="vector_min_interval_cycles"), "its value is 64.5; it is a whole number"),
-        (value(1.01, name="dma_compute_fraction"), "its value is 1.01; it is a share, at most 1"),
-        (value(45.0 * 1000.01), "1000 times off the record's 45: look at its unit"),
-        (value(45.0 / 1000.01), "1000 times off the record's 45: look at its unit"),
-        (value(10**400), "1000 times off the record's 45: look at its unit"),
+        (value(0), "its value is 0; it must be above 0"),
+        (value(-1.5), "its value is -1.5; it must be above 0"),
+        (value(64.5, name="vector_min_interval_cycles"), "its value is 64.5; it must be a whole number"),
+        (
+            value(1.01, name="dma_compute_fraction"),
+            "its value is 1.01; it must be at most 1, since it is a share",
+        ),
+        (value(45.0 * 1000.01), "1000 times off the record's 45; check its unit"),
+        (value(45.0 / 1000.01), "1000 times off the record's 45; check its unit"),
+        (value(10**400), "1000 times off the record's 45; check its unit"),
         (value(3.0, name="collective_latency_ns"), "not an object by number of ranks: 2, 4, 8, 32"),
         (value({}, name="collective_latency_ns"), "not an object by number of ranks"),
         (
             value({"3": 1.0}, name="collective_latency_ns"),
             "'3' is no entry of the record's table: 2, 4, 8, 32",
         ),
-        (value({"8": -1.0}, name="collective_latency_ns"), "8 ranks: its value is -1.0; it is above 0"),
-        ('{"trn2": {}, "trn2": {}}', "'trn2' stands twice in one object"),
+        (value({"8": -1.0}, name="collective_latency_ns"), "8 ranks: its value is -1.0; it must be above 0"),
+        ('{"trn2": {}, "trn2": {}}', "the key 'trn2' occurs twice in one object"),
     ],
 )
 def test_what_is_no_overlay_is_refused_in_one_sentence(content: Any, message: str) -> None:
@@ -254,7 +263,7 @@ def test_processes_inherit_an_overlay_named_in_another_folder() -> None:
 def test_a_repeated_name_is_found_without_comparing_all_pairs_of_names() -> None:
     names = [CountedName(f"name{number}") for number in range(2000)]
     CountedName.comparisons = 0
-    with pytest.raises(InvalidArgument, match="'name1999' stands twice in one object"):
+    with pytest.raises(InvalidArgument, match="the key 'name1999' occurs twice in one object"):
         _object([(name, 0) for name in [*names, CountedName("name1999")]], "measured.json")
     assert CountedName.comparisons <= len(names), "every name but the repeated one is new"
     assert _object([(name, 0) for name in names], "measured.json") == dict.fromkeys(names, 0)

@@ -148,10 +148,16 @@ def test_spaces_in_several_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("1 x trn1.32xlarge", "several are two at least; one is 'trn1.32xlarge' alone"),
-        ("0 x trn1.32xlarge", "several are two at least"),
-        ("2 x inf2.48xlarge", "no EFA is on record for inf2.48xlarge; it is for trn1.32xlarge, "),
-        ("2 x trn2.3xlarge", "no EFA is on record for trn2.3xlarge"),
+        (
+            "1 x trn1.32xlarge",
+            "asks for 1 instances, and a group has at least two; for a single instance write 'trn1.32xlarge'",
+        ),
+        ("0 x trn1.32xlarge", "asks for 0 instances, and a group has at least two"),
+        (
+            "2 x inf2.48xlarge",
+            "no EFA rate of inf2.48xlarge is on record; instance types with one are trn1.32xlarge, ",
+        ),
+        ("2 x trn2.3xlarge", "no EFA rate of trn2.3xlarge is on record"),
         ("2 x trn2.47xlarge", "is not known; did you mean 2 x trn2.48xlarge\\? known are trn1.2xlarge, "),
         ("2 x p5", "instance '2 x p5' is not known; known are trn1.2xlarge, "),
         ("10000 x trn1.32xlarge", "is not known"),

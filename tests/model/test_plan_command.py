@@ -337,7 +337,7 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
             "is not known; did you mean 2 x trn1.32xlarge? known are trn1.2xl",
         ),
         (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
-        (["--instance", "2 x inf2.48xlarge"], "no EFA is on record for inf2.48xlarge"),
+        (["--instance", "2 x inf2.48xlarge"], "no EFA rate of inf2.48xlarge is on record"),
         (["--instance", "2 x trn1.32xlarge", "--tp", "128"], "128 ranks on 2 x trn1.32xlarge, which has 64"),
         (["--prompt", "60", "--generate", "5"], "a prompt of 60 and 5 generated tokens exceed the model's"),
         (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
