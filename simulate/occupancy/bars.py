@@ -1,4 +1,7 @@
-"""Bar charts, a bar for each size of a sweep, as characters and as SVG."""
+"""Bar charts, a bar for each size of a sweep, as characters and as SVG.
+
+`simulate.occupancy.sweep` and `simulate.profile.sweep` make the charts.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars with a common scale from 0.
+    """Chart of bars with a common scale from 0.
 
-    `names` are the names of the segments. `limit` is a length that bars should not exceed, or None.
+    `names` are the names of the segments, the same for all bars. `limit` is a length that bars should not exceed, or
+    None; it is drawn as a line.
     """
 
     title: str
@@ -37,14 +41,18 @@ class Bars:
 
     @property
     def end(self) -> float:
-        """Length that fills the width of the chart."""
+        """Length that fills the width of the chart: of the longest bar or the limit; 1.0 if all lengths are 0."""
         return max([sum(bar.segments) for bar in self.bars] + [self.limit or 0.0]) or 1.0
 
 
 def draw_bars(chart: Bars, columns: int) -> list[str]:
-    """Draw a chart as lines of text, at most `columns` wide.
+    """Draw a chart as lines of text: a title with the legend, then a line for each bar.
 
     The limit is drawn as |. A bar continues beyond it only if the bar is longer than the limit.
+
+    Args:
+        chart: The chart; only the first two segments of its bars are drawn.
+        columns: The width for label, bar and note. Lines are wider if that leaves a bar fewer than 8 columns.
     """
     legend = ", ".join(f"{mark} {name}" for mark, name in zip(_MARKS, chart.names))
     chart_lines = [
@@ -69,12 +77,12 @@ def draw_bars(chart: Bars, columns: int) -> list[str]:
 
 
 def _count_columns(length: float, end: float, columns: int) -> int:
-    """Return the columns of a length, if `end` takes `columns`; at least 1 for a positive length."""
+    """Return the number of columns that a length takes if `end` takes `columns`; at least 1 for a positive length."""
     return max(round(columns * length / end), length > 0)
 
 
 def draw_bars_svg(charts: Sequence[Bars]) -> str:
-    """Draw the charts one below another as a self-contained SVG. Equal charts give equal bytes."""
+    """Draw charts one below another; return a self-contained SVG document. Equal charts give equal text."""
     elements: list[str] = []
     top = 16
     for chart in charts:
@@ -89,7 +97,7 @@ def draw_bars_svg(charts: Sequence[Bars]) -> str:
 
 
 def _chart(chart: Bars, top: int) -> list[str]:
-    """Return the SVG elements of a chart: title, legend, bars and limit."""
+    """Return the SVG elements of a chart, whose upper edge is at `top` pixels: title, legend, bars and limit."""
     elements = [make_text(20, top + 14, chart.title, "title")]
     legend_x = _LEFT
     for name, colour in zip(chart.names, COLOURS):

@@ -28,8 +28,15 @@ from simulate.run.launch_text import summary
 def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Run a script and show the memory of every launch, including a launch refused because it does not fit.
 
+    Prints the maps, and writes the picture and the JSON document that the options request.
+
+    Args:
+        options: The command line.
+        run: Runs the script or kernel that the options name, and returns the script's exit status.
+
     Returns:
-        The exit status: that of the script; 2 if there is nothing to show or a file cannot be written.
+        The exit status: that of the script, except that it is 2 if a successful script launches no kernel, or if a
+        file cannot be written.
     """
     try:
         outputs = Outputs(lambda: list_read_files(options))
@@ -63,13 +70,17 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
 
 
 def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace], bool]) -> int:
-    """Show the memory of a kernel with every size of the sweep.
+    """Launch a kernel dry with every size of `--sweep`, and show its memory for each.
+
+    Prints a table and bar charts, and writes the picture and the JSON document that the options request.
 
     Args:
+        options: The command line.
         bound: Selects the chip and the backend of `nki`; returns whether that succeeded.
 
     Returns:
-        The exit status: 0 if a size could be launched; 2 if none could, or if the options are refused.
+        The exit status: 0 if the kernel ran to its end with at least one size, whether it fits or not; 2 if it did with
+        none, or if the options are refused.
     """
     try:
         sweep.check_options(options)
@@ -104,7 +115,7 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
 
 
 def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
-    """Return a core as a JSON document: bytes per partition, and the allocations of each memory by rank."""
+    """Return the occupancy of a core as JSON types: bytes per partition, and the allocations, most bytes first."""
     return {
         "title": title,
         "rank": occupancy.rank,
@@ -132,10 +143,12 @@ def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
 
 
 def group_equal_cores(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
-    """Group the cores of launches by equal memory.
+    """Group the cores of launches, so that cores with equal occupancy are shown once.
+
+    Cores are equal if they ran the same kernel on as many cores, with the same tiles, lifetimes and addresses.
 
     Returns:
-        (title, occupancy) of the first core of each group; the title counts the equal cores.
+        (title, occupancy) of the first core of each group, in the order of launches; the title counts the others.
     """
     groups: list[list[Occupancy]] = []
     names: list[str] = []

@@ -15,12 +15,16 @@ def draw_grid(
     """Draw rectangles as rows of characters, top row first.
 
     Args:
-        rectangles: (mark, left, right, bottom, top) within 0 … `across` by 0 … `up`.
-        columns: Width of the picture; `rows` is its height.
+        rectangles: (mark, left, right, bottom, top), where a mark is one character. The edges are in units of the
+            axes: 0 to `across` from left to right, and 0 to `up` from bottom to top.
+        across: Length of the horizontal axis.
+        up: Length of the vertical axis.
+        columns: Width of the picture in characters.
+        rows: Height of the picture in characters.
 
     Returns:
-        Rows of marks. A cell shows the mark that covers most of it, the first among equals. Any coverage
-            suffices, so that small rectangles stay visible.
+        `rows` strings. A cell shows the mark that covers most of it, the first among equals, or "." if no rectangle
+        touches it. Any coverage suffices, so that small rectangles stay visible.
     """
     planes: dict[str, np.ndarray] = {}
     for mark, left, right, bottom, top in rectangles:
@@ -41,10 +45,13 @@ def draw_grid(
 
 
 def _cell_coverage(start: int, end: int, length: int, cells: int) -> tuple[int, np.ndarray]:
-    """Return the first cell that an interval touches, and the covered share of it and of each following cell.
+    """Return the index of the first cell that an interval touches, and the covered share of each touched cell.
 
     Args:
-        length: Length of the axis that `cells` divide.
+        start: Begin of the interval.
+        end: End of the interval.
+        length: Length of the axis, in the same units.
+        cells: Number of equal cells into which the axis is divided.
     """
     scale = cells / length
     low, high = start * scale, min(end * scale, cells)

@@ -1,4 +1,4 @@
-"""`simulate.occupancy`: the memory of a kernel and its arguments, from a dry launch."""
+"""Function `simulate.occupancy`: the memory that a kernel needs for given arguments, from a dry launch."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def occupancy(
 
 
 def _share(core: Occupancy) -> float:
-    """Return the largest live share of a memory's usable bytes."""
+    """Return the larger of two shares: most live bytes over usable bytes in SBUF and in PSUM; above 1 if too many."""
     return max(memory.peak_bytes / memory.usable_bytes for memory in core.memories)

@@ -8,10 +8,10 @@ from simulate.occupancy.uses import Memory, Use
 
 
 def choose_lanes(memory: Memory) -> list[range]:
-    """Return the partition ranges with separate maps: all partitions, halves or quadrants.
+    """Return the ranges of partitions that get separate maps of bytes over time: one, two or four equal ranges.
 
-    Tiles on different partitions may use the same bytes at the same time, so that a single map would draw
-    them over each other.
+    Tiles on different partitions may use the same bytes at the same time, so that a single map would draw them over
+    each other. There are as many ranges as the smallest of these tiles fits side by side, else one of all partitions.
     """
     overlapping = _find_overlapping([use for use in memory.uses if use.partitions < memory.partitions])
     fewest = min((use.partitions for use in overlapping), default=memory.partitions)
@@ -21,7 +21,7 @@ def choose_lanes(memory: Memory) -> list[range]:
 
 
 def _find_overlapping(uses: Sequence[Use]) -> list[Use]:
-    """Return the tiles that use the same bytes as another live tile, on different partitions."""
+    """Return the tiles that use the same bytes as another tile at the same time, on other partitions; may repeat."""
     overlapping: list[Use] = []
     live: list[Use] = []
     for use in sorted(uses, key=lambda use: use.first_use):

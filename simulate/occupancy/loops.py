@@ -1,4 +1,4 @@
-"""Loops around a kernel line.
+"""Loops around a line of a kernel, which memory maps show below the instructions.
 
 A kernel's loops are unrolled while it runs, so the stream contains no loops; they are read from the source.
 Code without readable source (`exec` of a string) has no loops.
@@ -39,9 +39,12 @@ class _Outline:
 
 
 def find_loops(chain: tuple[Line, ...]) -> tuple[Loop, ...]:
-    """Return the loops that enclose a line and its callers, outermost first.
+    """Return the loops that enclose a line of a kernel or the calls that led to it, outermost first.
 
-    A call of `nl.fori_loop` or `nl.while_loop` is a loop around what it calls.
+    A call of `nl.fori_loop` or `nl.while_loop` is a loop around the lines of the function that it calls.
+
+    Args:
+        chain: The lines of the calls, outermost first, and last the line itself; each is (code object, line number).
     """
     loops: list[Loop] = []
     for depth, (code, line) in enumerate(chain):
@@ -54,7 +57,7 @@ def find_loops(chain: tuple[Line, ...]) -> tuple[Loop, ...]:
 
 @lru_cache(maxsize=512)
 def _read_loops(code: CodeType) -> _Outline:
-    """Read the loops of a code object from its source."""
+    """Read the loops of a code object from its source; none if the source cannot be read."""
     loops: list[tuple[_Span, Loop]] = []
     device: list[tuple[_Span, Loop]] = []
     for node in walk_statements(find_body(code)):
@@ -69,14 +72,14 @@ def _read_loops(code: CodeType) -> _Outline:
 
 
 def _header(node: ast.For | ast.While) -> str:
-    """Return the header of a loop statement, shortened."""
+    """Return the header of a loop statement without its colon, shortened to 48 characters."""
     if isinstance(node, ast.While):
         return _short(f"while {ast.unparse(node.test)}")
     return _short(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
 
 
 def _called(node: ast.Call) -> str:
-    """Return the name of the called function, or an empty string for other callables."""
+    """Return the name of the called function without its module, or "" if the callable is no name or attribute."""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
@@ -86,5 +89,5 @@ def _lines(node: ast.expr) -> _Span:
 
 
 def _short(text: str) -> str:
-    """Shorten a header to its most characters."""
+    """Shorten a header to 48 characters, the last three of which are dots then."""
     return text if len(text) <= _HEADER else text[: _HEADER - 3] + "..."

@@ -14,16 +14,19 @@ OTHERS = "#"
 
 
 def assign_letters(memory: Memory) -> dict[int, str]:
-    """Return the letter of every allocation, by its index; letters follow the ranks."""
+    """Return the letter that marks each allocation in maps, by its index in `Memory.sources`.
+
+    Letters are given in the order of `Memory.ranks`: A to Z, a to z, 0 to 9, and "#" for all others.
+    """
     return {source: LETTERS[rank] if rank < len(LETTERS) else OTHERS for source, rank in memory.ranks.items()}
 
 
 def shorten_location(location: Location) -> str:
-    """Format a line with the name of its file alone, without folder and suffix."""
+    """Format a line of source as FILE:LINE, with the file's name without folder and suffix."""
     return f"{PurePath(location.file).stem}:{location.line}"
 
 
 def format_call_chain(source: Source) -> str:
-    """Format the line of an allocation, then its callers, innermost first."""
+    """Format the line of an allocation and its callers, innermost first, such as "mlp:40 < model:12"."""
     lines = [source.where, *reversed(source.callers)]
     return " < ".join(shorten_location(line) for line in lines if line is not None)

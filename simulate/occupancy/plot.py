@@ -6,7 +6,11 @@ from html import escape
 
 
 class Plot:
-    """Rectangle of the picture with axes: events from left to right, bytes from bottom to top."""
+    """Rectangle of an SVG picture with axes: instructions from left to right, bytes from bottom to top.
+
+    Its position and size are in pixels, from the upper left corner of the picture. The axes end at `events`
+    instructions and `end_byte` bytes per partition.
+    """
 
     def __init__(
         self, left: float, top: float, width: float, height: float, events: int, end_byte: int
@@ -16,26 +20,26 @@ class Plot:
 
     @property
     def bottom(self) -> float:
-        """Lower edge, at byte 0."""
+        """Y coordinate in pixels of the lower edge, which is byte 0."""
         return self.top + self.height
 
     def subplot(self, index: int, count: int) -> Plot:
-        """Return the plot at `index` of `count` equal plots that fill this plot from top to bottom."""
+        """Return plot `index`, from the top, of `count` equally high plots that fill this one, with the same axes."""
         height = self.height / count
         top = self.top + index * height
         return Plot(self.left, top, self.width, height, self.events, self.end_byte)
 
     def x(self, event: float) -> float:
-        """Return the x coordinate at which an event begins."""
+        """Return the x coordinate in pixels at which an instruction, given by its index, begins."""
         return self.left + self.width * event / self.events
 
     def y(self, byte: float) -> float:
-        """Return the y coordinate at which a byte begins."""
+        """Return the y coordinate in pixels of the lower edge of a byte of the partition."""
         return self.bottom - self.height * byte / self.end_byte
 
 
 def format_box(x: float, y: float, width: float, height: float) -> str:
-    """Return the attributes of a rectangle, with a least size that stays visible."""
+    """Return the position and size attributes of an SVG rect, at least 0.3 by 0.5 pixels so that it stays visible."""
     return f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{max(height, 0.5):.2f}"'
 
 

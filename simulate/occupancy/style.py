@@ -1,4 +1,4 @@
-"""Style sheet of the memory maps: twelve hues that differ on a light and on a dark page."""
+"""Style sheet of memory maps and bar charts, and the twelve colours of allocations, for light and dark pages."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ _THINNEST = 0.6  # least width in pixels; narrower rectangles of an allocation t
 
 
 def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
-    """Draw cores with their titles, one below another. Equal arguments give equal bytes."""
+    """Draw the memory maps of cores, given as (title, occupancy), one below another; return an SVG document.
+
+    Equal arguments give equal text.
+    """
     elements: list[str] = []
     top = 16
     for title, occupancy in occupancies:
@@ -46,14 +49,14 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
 
 @html_of.register(Occupancy)
 def _make_html(occupancy: Occupancy) -> str:
-    """Return the picture of a core for a notebook, with the report below it."""
+    """Return the memory maps of a core as HTML for a notebook, with the report as text folded below."""
     words = f"<details><summary>as text</summary>{as_html(make_report(occupancy))}</details>"
     picture = svg([(f"{occupancy.kernel} on {occupancy.chip}", occupancy)])
     return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
 def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
-    """Return the SVG elements of a core, and their height."""
+    """Return the SVG elements of a core below `top` pixels, and their height in pixels."""
     out = [make_text(20, top + 14, title, "title")]
     words = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
     out.append(make_text(20, top + 34, words, "note"))
@@ -66,7 +69,11 @@ def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
 
 
 def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
-    """Return the SVG elements of SBUF or PSUM, and their height."""
+    """Return the SVG elements of SBUF or PSUM below `top` pixels, and their height in pixels.
+
+    These are the map of bytes over instructions with the loops below, the map of partitions, and the legend. A memory
+    that is not used has a title alone.
+    """
     name = memory.region.value
     summary = f"{name.upper()}: {verdict(memory) if memory.uses else 'not used'}"
     out = [make_text(20, top, summary, "head")]
@@ -94,7 +101,11 @@ def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], 
 
 
 def _scale_end(memory: Memory) -> int:
-    """Return the byte at the upper edge: all of PSUM; for SBUF the usable bytes, or less if under a third is used."""
+    """Return the byte at the upper edge of a map.
+
+    This is the high-water mark, or the usable bytes if they are more. If tiles use less than a third of SBUF, it is the
+    high-water mark, rounded up.
+    """
     high, usable = memory.high_water_bytes, memory.usable_bytes
     if memory.bank_bytes is not None or 3 * high >= usable:
         return max(high, usable)
@@ -103,7 +114,7 @@ def _scale_end(memory: Memory) -> int:
 
 
 def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
-    """Return the grid lines and labels of the axis of bytes."""
+    """Return the background, grid lines and labels of the axis of bytes: the banks of PSUM, or quarters of SBUF."""
     out = [f'<rect class="field" {format_box(plot.left, plot.top, plot.width, plot.height)}/>']
     size = memory.bank_bytes
     if size is not None:
@@ -119,7 +130,7 @@ def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
 
 
 def _limit(memory: Memory, plot: Plot) -> list[str]:
-    """Return the line at the end of the usable bytes, if it lies inside the plot."""
+    """Return the line at the end of the usable bytes with its label; nothing above the plot, or on its edge in PSUM."""
     if plot.end_byte < memory.usable_bytes or (memory.bank_bytes and plot.end_byte == memory.usable_bytes):
         return []
     y = plot.y(memory.usable_bytes)
@@ -130,7 +141,7 @@ def _limit(memory: Memory, plot: Plot) -> list[str]:
 
 
 def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
-    """Return the rectangles of the tiles that have partitions in `lane`."""
+    """Return the rectangles of the tiles that have a partition in the range `lane`."""
     marks = assign_letters(memory)
     out = []
     for use, first, last, count in _merge_narrow_tiles(memory, plot.events / plot.width * _THINNEST):
@@ -144,7 +155,17 @@ def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
 
 
 def _tile(fill: str, x: float, y: float, width: float, height: float, title: str, mark: str) -> list[str]:
-    """Return a rectangle with a tooltip, and its mark if it has room for one."""
+    """Return the rectangle of a tile with a tooltip, and its letter if it is large enough.
+
+    Args:
+        fill: Its colour.
+        x: Left edge in pixels.
+        y: Upper edge in pixels.
+        width: Width in pixels.
+        height: Height in pixels.
+        title: The tooltip, already escaped.
+        mark: The letter of its allocation.
+    """
     out = [
         f'<rect class="tile" fill="{fill}" {format_box(x, y, width, height)}><title>{title}</title></rect>'
     ]
@@ -154,9 +175,13 @@ def _tile(fill: str, x: float, y: float, width: float, height: float, title: str
 
 
 def _merge_narrow_tiles(memory: Memory, gap: float) -> list[tuple[Use, int, int, int]]:
-    """Return tiles as (tile, first use, last use, count), with narrow runs of tiles merged.
+    """Merge tiles that would be drawn narrower than a visible rectangle and follow each other.
 
-    Tiles of the same allocation and position merge if they follow each other within `gap` events.
+    Tiles merge if they have the same allocation, first byte and first partition, if each is live for fewer than `gap`
+    instructions, and if they follow each other within `gap` instructions.
+
+    Returns:
+        (first tile, first use, last use, number of merged tiles), by the first tile's position in `Memory.uses`.
     """
     runs: list[tuple[Use, int, int, int]] = []
     last_index: dict[tuple[int, int, int], int] = {}
@@ -175,7 +200,16 @@ def _merge_narrow_tiles(memory: Memory, gap: float) -> list[tuple[Use, int, int,
 
 
 def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: str) -> str:
-    """Return the tooltip of a tile, or of `count` merged tiles."""
+    """Return the tooltip of a tile, or of `count` merged tiles, escaped for XML.
+
+    Args:
+        memory: The memory.
+        use: The tile, or the first of the merged tiles.
+        first: First instruction that uses it.
+        last: Last instruction that uses it.
+        count: Number of merged tiles.
+        mark: Letter of its allocation.
+    """
     source = memory.sources[use.source]
     bank = ""
     if memory.bank_bytes is not None:
@@ -194,7 +228,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
 
 
 def _live_curve(memory: Memory, plot: Plot) -> list[str]:
-    """Return the curve of live bytes, with the maximum of each pixel, and the high-water mark."""
+    """Return the curve of live bytes over instructions, as the maximum at each pixel, and the high-water line."""
     live = memory.live_bytes
     pixels = min(int(plot.width), len(live))
     edges = np.linspace(0, len(live), pixels + 1).astype(int)
@@ -212,7 +246,13 @@ def _live_curve(memory: Memory, plot: Plot) -> list[str]:
 
 
 def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int]:
-    """Return the bars of the open loops, a row for each depth, and their height."""
+    """Return the bars of loops over the instructions inside them, a row for each depth, and their height in pixels.
+
+    Args:
+        occupancy: The core.
+        top: Upper edge of the bars in pixels.
+        plot: The map whose axis of instructions they share.
+    """
     deepest = max((len(path) for path, _, _ in occupancy.nest), default=0)
     out = []
     narrow = plot.events / plot.width * _THINNEST
@@ -230,9 +270,9 @@ def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int
 
 
 def _find_open_loops(occupancy: Occupancy, depth: int, gap: float) -> list[tuple[Loop, int, int]]:
-    """Return the loops at a depth of the nest as (loop, first event, end event).
+    """Return the runs of loops at a depth of nesting, 0 for outermost: (loop, first instruction, end instruction).
 
-    Narrow runs of the same loop that follow each other within `gap` events merge.
+    Runs of the same loop merge if they are shorter than `gap` instructions and less than `gap` apart.
     """
     open_loops: list[tuple[Loop, int, int]] = []
     for path, runs in groupby(occupancy.nest, key=lambda run: run[0][: depth + 1]):
@@ -248,7 +288,10 @@ def _find_open_loops(occupancy: Occupancy, depth: int, gap: float) -> list[tuple
 
 
 def _at_peak(memory: Memory, plot: Plot) -> list[str]:
-    """Return the map of partitions (down) by bytes (across) at the peak of live bytes."""
+    """Return the map of partitions (down) by bytes (across) at the first instruction with the most live bytes.
+
+    It is drawn to the right of `plot`, with its height.
+    """
     left = plot.left + plot.width + _GAP
     live = memory.live_at(memory.peak_event)
     partitions = memory.partitions
@@ -278,7 +321,7 @@ def _at_peak(memory: Memory, plot: Plot) -> list[str]:
 
 
 def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
-    """Return the table of allocations by rank, and its height."""
+    """Return the table of the first 20 allocations in the order of `Memory.ranks`, and its height in pixels."""
     marks = assign_letters(memory)
     order = list(memory.ranks)
     listed = order[:_LEGEND_ROWS]
@@ -323,10 +366,10 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
 
 
 def _colour(memory: Memory, source: int) -> str:
-    """Return the colour of an allocation."""
+    """Return the colour of an allocation, given by its index; the twelve colours repeat in the order of ranks."""
     return COLOURS[memory.ranks[source] % len(COLOURS)]
 
 
 def _shorten(line: str, width: int) -> str:
-    """Shorten a text to `width` characters."""
+    """Shorten a text to `width` characters, the last three of which are dots then."""
     return line if len(line) <= width else line[: width - 3] + "..."

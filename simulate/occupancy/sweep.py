@@ -1,4 +1,9 @@
-"""Launches of a kernel with a range of sizes: which sizes fit, and at which size capacity ends."""
+"""Launches of a kernel with a range of sizes: which sizes fit into SBUF and PSUM, and where capacity ends.
+
+The command `memory --sweep NAME=SIZES` launches the kernel dry with each size in the place of NAME in its arguments.
+`simulate.profile.sweep` times the same launches. Capacity ends between the largest size known to fit and the smallest
+size known not to fit. Bytes are per partition.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +31,10 @@ _LONGEST_REASON = 200  # characters
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A launch with one size.
+    """A dry launch with one size.
 
-    `launch` is None if the kernel was refused before its end; `code` and `why`, a line, then give the
-    refusal.
+    `launch` is None if the kernel was refused or failed before its end. `code` is the code of a refusal, empty if the
+    kernel's Python code failed. `why` is one line. A launch whose live tiles do not fit has both a launch and a code.
     """
 
     size: int
@@ -39,7 +44,7 @@ class Trial:
 
     @property
     def misfits(self) -> bool:
-        """Whether a tile, or the tiles live at the same time, exceed SBUF or PSUM."""
+        """Whether a tile, or the tiles that are live at the same time, exceed SBUF or PSUM; False if unknown."""
         if self.launch is None:
             return self.code == _ONE_TILE
         return any(
@@ -49,7 +54,7 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel can run with this size."""
+        """Whether the kernel ran to its end with this size and its live tiles fit."""
         return self.launch is not None and not self.misfits
 
 
@@ -67,10 +72,15 @@ class CapacityEnd:
 
 
 def check_options(options: argparse.Namespace, *exclusive: str) -> None:
-    """Refuse a sweep of a script, and options that take a single launch.
+    """Check the options of a command with `--sweep`.
+
+    Args:
+        options: The command line.
+        exclusive: Options that cannot be used together with `--sweep`, such as "--profile".
 
     Raises:
-        InvalidArgument: If the options contradict `--sweep`, or if no argument of the kernel has its name.
+        InvalidArgument: If a script and not a kernel is named, if an exclusive option is used, or if no argument of the
+            kernel has the name of the sweep.
     """
     if not names_a_kernel(options.script):
         raise InvalidArgument(
@@ -86,9 +96,13 @@ def check_options(options: argparse.Namespace, *exclusive: str) -> None:
 
 
 def launch_sizes(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | None]:
-    """Launch every size of the sweep, and search the size at which capacity ends.
+    """Launch a kernel dry with every size of the sweep, then with sizes between them to find where capacity ends.
 
     Shows progress on stderr.
+
+    Returns:
+        The launches of the sweep's sizes, in order; and where capacity ends, or None if all of them fit. Launches of
+        the search are not among the first.
     """
     count, position = InstructionCount(), ""
     name, sizes = options.sweep.name, options.sweep.sizes
@@ -107,7 +121,10 @@ def launch_sizes(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd 
 
 
 def _try_size(options: argparse.Namespace, size: int) -> Trial:
-    """Launch a kernel dry with one size, and record refusals and failures."""
+    """Launch a kernel dry with one size; refusals and errors of the kernel are returned in the trial, not raised.
+
+    Output of the kernel is discarded.
+    """
     arguments = substitute_size(options.arguments, options.sweep.name, size)
     with user_output(to_stderr=False), recorded(refused=True, outputs=False) as launches:
         try:
@@ -123,11 +140,15 @@ def _try_size(options: argparse.Namespace, size: int) -> Trial:
 def find_capacity_end(trials: Sequence[Trial], launch_size: Callable[[int], Trial]) -> CapacityEnd | None:
     """Find by bisection the size at which capacity ends.
 
-    Sizes between the last that fits and the first that does not are launched, in steps of the greatest common
-    divisor of all sizes.
+    Sizes between the last that fits and the first that does not are launched, in steps of the greatest common divisor
+    of all sizes. The search ends early at a size that is refused for another reason.
+
+    Args:
+        trials: The launches of the sweep.
+        launch_size: Launches the kernel with a size.
 
     Returns:
-        None if every launch fits.
+        The bounds that were found; None if no launch exceeds the capacity.
     """
     first = next((trial.size for trial in trials if trial.misfits), None)
     if first is None:
@@ -148,7 +169,13 @@ def find_capacity_end(trials: Sequence[Trial], launch_size: Callable[[int], Tria
 
 
 def describe_refusals(name: str, trials: Sequence[Trial], end: CapacityEnd | None) -> list[Part]:
-    """Return a sentence for every refused size, and a sentence about the end of capacity."""
+    """Return a sentence for every size that does not fit or was refused, and one about where capacity ends.
+
+    Args:
+        name: The name of the swept argument.
+        trials: The launches of the sweep.
+        end: Where capacity ends, None if it does not.
+    """
     refused = [trial for trial in trials if not trial.fits]
     lines: list[Part] = [
         Hanging(f"{name}={trial.size:,}: {trial.why or 'live tiles do not fit'}") for trial in refused
@@ -173,7 +200,7 @@ def describe_refusals(name: str, trials: Sequence[Trial], end: CapacityEnd | Non
 
 
 def make_contents(name: str, trials: Sequence[Trial], end: CapacityEnd | None) -> dict[str, Any]:
-    """Return the sweep as a JSON document: bytes per partition, null for sizes without a launch."""
+    """Return the sweep as JSON types: bytes per partition of every size, None for sizes without a launch."""
     return {
         "name": name,
         "sizes": [
@@ -197,18 +224,18 @@ def make_contents(name: str, trials: Sequence[Trial], end: CapacityEnd | None) -
 
 
 def live_bytes(launch: Launch, region: MemoryRegion) -> int:
-    """Return the most bytes per partition that are live at the same time on any core."""
+    """Return the most bytes per partition of SBUF or PSUM that are live at the same time on one core of a launch."""
     return max(placements[region].live_bytes for placements in launch.placements)
 
 
 def memory_table(name: str, trials: Sequence[Trial]) -> Part:
-    """Return the table of bytes in SBUF and PSUM, a row for each size."""
+    """Return the table of live bytes and high-water marks in SBUF and PSUM, a row with a verdict for each size."""
     rows = [(f"{trial.size:,}", *_in_memories(trial), format_verdict(trial)) for trial in trials]
     return table(f"{name}|SBUF live|high water|PSUM live|high water|", rows, left=(5,), gap=1)
 
 
 def describe_capacity(trials: Sequence[Trial]) -> list[Part]:
-    """Return a sentence about the usable bytes of the chip; empty if no size could be launched."""
+    """Return a sentence about the usable bytes of the chip's memories, in a list; empty if no size was launched."""
     chip = next((trial.launch.hardware for trial in trials if trial.launch), None)
     if chip is None:
         return []
@@ -217,7 +244,10 @@ def describe_capacity(trials: Sequence[Trial]) -> list[Part]:
 
 
 def format_title(options: argparse.Namespace, trials: Sequence[Trial]) -> str:
-    """Return the kernel with its arguments, the chip, and the number of ranks if above 1."""
+    """Return the title of a sweep: kernel, arguments, chip, and the number of ranks if there are several.
+
+    Chip and ranks are left out if no size was launched.
+    """
     launch = next((trial.launch for trial in trials if trial.launch), None)
     if launch is None:
         return " ".join([options.script, *options.arguments])
@@ -232,7 +262,7 @@ def format_verdict(trial: Trial) -> str:
 
 
 def _in_memories(trial: Trial) -> list[str]:
-    """Return live bytes and high-water marks of SBUF and PSUM, or "-" without a launch."""
+    """Return the four cells of a size: live bytes and high-water mark of SBUF, then of PSUM; "-" without a launch."""
     launch = trial.launch
     if launch is None:
         return ["-"] * 4
@@ -244,7 +274,10 @@ def _in_memories(trial: Trial) -> list[str]:
 
 
 def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
-    """Return the charts of live bytes over the sizes, for each memory in use; the usable bytes are the limit."""
+    """Return a chart of live bytes by size for SBUF and for PSUM, with the usable bytes as its limit.
+
+    A memory in which no launch has tiles gets no chart.
+    """
     used = [
         region
         for region in (MemoryRegion.sbuf, MemoryRegion.psum)
@@ -265,7 +298,7 @@ def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
 
 
 def _bar(trial: Trial, region: MemoryRegion) -> Bar:
-    """Return the bar of live bytes of a size."""
+    """Return the bar of a size's live bytes in SBUF or PSUM; without a launch it is empty and noted as refused."""
     if trial.launch is None:
         return Bar(f"{trial.size:,}", (0.0,), format_verdict(trial))
     taken = live_bytes(trial.launch, region)
@@ -273,7 +306,10 @@ def _bar(trial: Trial, region: MemoryRegion) -> Bar:
 
 
 def _shorten_error(refused: NkwError) -> str:
-    """Return the code of an error with the arguments it refused, else the first line of its message."""
+    """Return the code of an error with the arguments that it refused, else the first line of its message.
+
+    The text is one line of at most 200 characters.
+    """
     seen = getattr(refused, "seen", "")
     words = " ".join((f"[{refused.code}] {seen}" if seen else str(refused).splitlines()[0]).split())
     return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"

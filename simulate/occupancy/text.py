@@ -1,4 +1,7 @@
-"""On-chip memory of a launch as text: maps of SBUF and PSUM, loops with their high-water marks, banks."""
+"""On-chip memory of a launch as text: maps of SBUF and PSUM, loops with their high-water marks, banks.
+
+An allocation is a line of the kernel that makes tiles (`Source`); each has a letter in the maps.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,18 @@ _PARTITION_ROWS = 8
 
 
 def text(occupancy: Occupancy, title: str = "") -> str:
-    """Return the report on SBUF and PSUM of a core: fit, maps, tiles, loops, banks."""
+    """Return the report on SBUF and PSUM of a core as text: whether tiles fit, maps, allocations, loops, banks.
+
+    Args:
+        occupancy: The core.
+        title: Begin of the first line; by default the kernel and the chip.
+    """
     return rendered(make_report(occupancy, title))
 
 
 @report_of.register(Occupancy)
 def make_report(occupancy: Occupancy, title: str = "") -> list[Part]:
-    """Return the parts of the report on a core's memory, for a terminal."""
+    """Return the report of `text` as parts that a terminal lays out."""
     position = f"rank {occupancy.rank} core {occupancy.core}, {_n(occupancy.events)} instructions"
     head = f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {position}"
     out: list[Part] = [Hanging(head, style="bold")]
@@ -36,7 +44,7 @@ def make_report(occupancy: Occupancy, title: str = "") -> list[Part]:
 
 
 def _memory(memory: Memory, events: int) -> list[Part]:
-    """Return the section on SBUF or PSUM."""
+    """Return the section on SBUF or PSUM, a single line if it is not used; `events` is the number of instructions."""
     name = memory.region.value.upper()
     if not memory.uses:
         return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
@@ -52,7 +60,7 @@ def _memory(memory: Memory, events: int) -> list[Part]:
 
 
 def verdict(memory: Memory) -> str:
-    """Return a sentence about whether the tiles fit, with the remaining or missing bytes."""
+    """Return whether the tiles of SBUF or PSUM fit, as a sentence with the remaining or missing bytes per partition."""
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     if peak > usable:
         return f"does not fit: the live bytes exceed the usable ones by {_n(peak - usable)}"
@@ -62,7 +70,10 @@ def verdict(memory: Memory) -> str:
 
 
 def _summary(memory: Memory) -> list[Part]:
-    """Return the sizes of a memory, and sentences about tiles that do not fit."""
+    """Return the verdict, usable, live and high-water bytes of a memory, and lines about tiles that do not fit.
+
+    The first tile of each of at most four allocations is named.
+    """
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     rows = [
         ("usable", _n(usable), "bytes per partition"),
@@ -87,7 +98,13 @@ def _summary(memory: Memory) -> list[Part]:
 
 
 def _over_time(memory: Memory, events: int, width: int) -> list[str]:
-    """Return the map of bytes over instructions, drawn with at most `width` columns."""
+    """Return the map of bytes (up) over instructions (across), drawn with at most `width` columns.
+
+    Args:
+        memory: The memory.
+        events: The number of instructions.
+        width: The columns of the terminal.
+    """
     marks = assign_letters(memory)
     top = _top(memory)
     rectangles = [
@@ -103,7 +120,10 @@ def _over_time(memory: Memory, events: int, width: int) -> list[str]:
 
 
 def _at_peak(memory: Memory, width: int) -> list[str]:
-    """Return the map of partitions by bytes at the peak, drawn with at most `width` columns."""
+    """Return the map of partitions (down) by bytes (across) at the first instruction with the most live bytes.
+
+    It is drawn with at most `width` columns.
+    """
     columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS)
     marks = assign_letters(memory)
     live = memory.live_at(memory.peak_event)
@@ -128,7 +148,7 @@ def _at_peak(memory: Memory, width: int) -> list[str]:
 
 
 def _sources(memory: Memory) -> list[Part]:
-    """Return the table of allocations by rank, and hints about the largest."""
+    """Return the table of the first 16 allocations in the order of `Memory.ranks`, and hints about the largest four."""
     marks = assign_letters(memory)
     order = list(memory.ranks)
     listed = order[:_SOURCES]
@@ -149,7 +169,13 @@ def _sources(memory: Memory) -> list[Part]:
 
 
 def _hint(memory: Memory, number: int, mark: str) -> Hanging:
-    """Return the largest free size of the tiles of an allocation."""
+    """Return a line about how many elements of the free dimension an allocation's tiles could have beside the others.
+
+    Args:
+        memory: The memory.
+        number: The index of the allocation in `Memory.sources`.
+        mark: Its letter.
+    """
     source, elements = memory.sources[number], memory.largest_free_size(number)
     name = f"{mark} {source.name}"
     if elements == 0:
@@ -160,7 +186,7 @@ def _hint(memory: Memory, number: int, mark: str) -> Hanging:
 
 
 def _levels(levels: Sequence[Level], usable: int) -> Part:
-    """Return the table of high-water marks by loop."""
+    """Return the table of loops, indented by depth, with the most live bytes inside and their share of `usable`."""
     rows = []
     for level in levels:
         name = "  " * len(level.path) + level.path[-1].header if level.path else "the whole kernel"
@@ -170,7 +196,7 @@ def _levels(levels: Sequence[Level], usable: int) -> Part:
 
 
 def _banks(memory: Memory, events: int) -> Part:
-    """Return the table of PSUM banks."""
+    """Return the table of PSUM banks: tiles, high-water mark, and share of the instructions with a live tile."""
     assert memory.bank_bytes is not None
     rows = [
         (str(bank.number), str(bank.tiles), _n(bank.high_water_bytes), _share(bank.events, events))
@@ -186,7 +212,10 @@ def _top(memory: Memory) -> int:
 
 
 def _rows(memory: Memory, top: int) -> int:
-    """Return the rows of a map: two for each used bank, or at most a row for every 4 bytes."""
+    """Return the number of rows of a map that ends at byte `top`.
+
+    PSUM has two rows for each used bank; SBUF has 16, or fewer so that a row has at least 4 bytes.
+    """
     if memory.bank_bytes is not None:
         return 2 * (top // memory.bank_bytes)
     return max(1, min(_ROWS, top // 4))

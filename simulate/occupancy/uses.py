@@ -1,8 +1,9 @@
 """Tiles in SBUF and PSUM of a core with their lifetimes and addresses, derived from a recorded launch.
 
-Time is program order: a step for each instruction. A tile is live from its first to its last use.
+Time is program order: a step for each instruction, called event. A tile is live from its first to its last use.
 `simulate.memory.placement` assigns its address: its `address=`, else first fit. The compiler may place tiles
-elsewhere; the number of live bytes stays.
+elsewhere; the number of live bytes stays. An allocation (`Source`) is a line of the kernel that makes tiles, under one
+chain of callers. Bytes are per partition.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ Nest = tuple[tuple[tuple[Loop, ...], int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A tile: bytes per partition from `offset`, partitions from `first_partition`, first and last use as events."""
+    """A tile: `bytes` bytes per partition from byte `offset`, on `partitions` partitions from `first_partition`.
+
+    `first_use` and `last_use` are the first and the last event that reads or writes it; `source` is the index of its
+    allocation in `Memory.sources`.
+    """
 
     offset: int
     bytes: int
@@ -51,10 +56,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Tiles that the same allocation in the kernel made, all with the same shape and dtype.
+    """Allocation of a kernel, with the tiles that it made, all of the same shape and dtype.
 
-    `name` is the argument `name=`, else the variable it is assigned to. `callers` are kernel lines, outermost
-    first.
+    `name` is the argument `name=`, else the variable that it is assigned to. `bytes` is the size of one tile per
+    partition. `where` is its line, `callers` are the lines that called it, outermost first. `loops` are the loops
+    around it. `addressed` tells whether it has an `address=`. `tiles` counts its tiles, `most_live` those live at once.
     """
 
     name: str
@@ -75,10 +81,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A loop of the kernel inside its outer loops, and its most live bytes.
+    """A loop of the kernel, and the most bytes that are live at one time while it runs.
 
-    `own_bytes` belong to tiles that were allocated inside the loop. `peak_event` is the first event with that
-    many bytes.
+    `path` has the loop last, after its outer loops; it is empty for the whole kernel. `events` counts the instructions
+    inside. `peak_event` is the first event with `live_bytes`; `inner_bytes` of them belong to tiles that were allocated
+    inside the loop.
     """
 
     path: tuple[Loop, ...]
@@ -90,7 +97,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """A PSUM bank: the number of its tiles, the most bytes used, and the number of events with a live tile."""
+    """A PSUM bank by its number: tiles that touch it, highest byte used, and number of events with a live tile."""
 
     number: int
     tiles: int
@@ -102,7 +109,9 @@ class Bank:
 class Memory:
     """SBUF or PSUM of a core during a launch; bytes are per partition.
 
-    Tiles on different partitions can use the same bytes; they count once among the live bytes.
+    `uses` are the tiles, `sources` their allocations, `live_bytes` the live bytes at every event. Tiles on different
+    partitions can use the same bytes; they count once among the live bytes. `high_water_bytes` is the end of the tile
+    placed highest. `bank_bytes` is the size of a bank, None for SBUF. `levels` are the loops.
     """
 
     region: MemoryRegion
@@ -133,7 +142,7 @@ class Memory:
 
     @cached_property
     def misfits(self) -> tuple[Use, ...]:
-        """Tiles that end after the usable bytes, in order of placement."""
+        """Tiles that end after the usable bytes, in the order of `uses`; empty if all tiles fit."""
         return tuple(use for use in self.uses if use.end > self.usable_bytes)
 
     @cached_property
@@ -146,7 +155,7 @@ class Memory:
         )
 
     def _bank(self, number: int, size: int) -> Bank:
-        """Return the occupancy of a PSUM bank."""
+        """Return the occupancy of PSUM bank `number`; `size` is the bytes of a bank."""
         start = number * size
         bank_uses = [use for use in self.uses if use.offset < start + size and use.end > start]
         busy = np.zeros(len(self.live_bytes) + 1, np.int64)
@@ -157,14 +166,23 @@ class Memory:
         return Bank(number, len(bank_uses), highest, int(np.count_nonzero(np.cumsum(busy)[:-1])))
 
     def largest_free_size(self, source: int) -> int:
-        """Return the largest free size, in elements, of an allocation's tiles, with all other tiles in place."""
+        """Return how many elements an allocation's tiles could have per partition, so that all tiles still fit.
+
+        All tiles of the allocation get this size together; all other tiles keep theirs. 0 if no size fits.
+
+        Args:
+            source: The index of the allocation in `sources`.
+        """
         chosen = {tile.serial for tile, use in zip(self.placement.tiles, self.uses) if use.source == source}
         size = find_largest_fit(self.placement.tiles, chosen, self.usable_bytes, self.bank_bytes)
         return size // self.sources[source].element_bytes
 
     @cached_property
     def ranks(self) -> dict[int, int]:
-        """Rank of each allocation by its index: those live at the peak by their bytes there, then by size."""
+        """Rank of each allocation, 0 first, by its index in `sources`; the order of iteration is that of the ranks.
+
+        Allocations live at the peak come first, by their bytes there, then the others by bytes times `most_live`.
+        """
         largest = self.largest_sources
         remaining = sorted(
             set(range(len(self.sources))) - set(largest),
@@ -174,7 +192,7 @@ class Memory:
 
     @cached_property
     def largest_sources(self) -> tuple[int, ...]:
-        """Indices of the allocations live at the peak, in descending order of their bytes there."""
+        """Indices of the allocations with live tiles at `peak_event`, in descending order of their bytes there."""
         taken: dict[int, int] = {}
         for use in self.live_at(self.peak_event):
             taken[use.source] = taken.get(use.source, 0) + use.bytes
@@ -183,7 +201,7 @@ class Memory:
 
 @dataclass(frozen=True, repr=False)
 class Occupancy(Displayed):
-    """SBUF and PSUM of a core during a launch.
+    """SBUF and PSUM of a core during a launch of `events` instructions; `nest` tells which loops are open when.
 
     `print` shows the report of `text`; a notebook shows the picture of `svg`, with the report below it.
     """
@@ -211,10 +229,10 @@ class Occupancy(Displayed):
 
 
 def occupancies(launch: Launch) -> tuple[Occupancy, ...]:
-    """Return the occupancy of SBUF and PSUM of every core of a launch, by rank.
+    """Return the occupancy of SBUF and PSUM of every core of a launch, in the order of its streams.
 
-    Loops around callers are known for launches collected with `recorded(calls=True)`, otherwise only those of
-    the innermost function.
+    Loops around callers are known for launches collected with `recorded(calls=True)`, otherwise only those of the
+    innermost function.
     """
     return tuple(
         _occupancy(launch.kernel, stream, placements, launch.hardware)
@@ -225,7 +243,7 @@ def occupancies(launch: Launch) -> tuple[Occupancy, ...]:
 def _occupancy(
     kernel: str, stream: Stream, placements: dict[MemoryRegion, Placement], chip: Hardware
 ) -> Occupancy:
-    """Return the occupancy of a core."""
+    """Return the occupancy of the core that ran a stream, from the placements of its tiles in SBUF and PSUM."""
     ids, chains = stream.chains()
     chain_ids = np.asarray(ids, np.int64)
     paths = [find_loops(chain) for chain in chains]
@@ -235,7 +253,12 @@ def _occupancy(
 
 
 def _nest(chain_ids: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
-    """Return the runs of events under the same loops."""
+    """Return the runs of events under the same loops, in program order.
+
+    Args:
+        chain_ids: For every event, the index in `paths`.
+        paths: Loops, outermost first, around each distinct chain of kernel lines.
+    """
     runs: list[tuple[tuple[Loop, ...], int, int]] = []
     changes = [0, *(np.flatnonzero(np.diff(chain_ids)) + 1).tolist(), len(chain_ids)]
     for start, end in pairwise(changes):
@@ -257,7 +280,7 @@ def _memory(
     chain_ids: np.ndarray,
     paths: list[tuple[Loop, ...]],
 ) -> Memory:
-    """Return the occupancy of SBUF or PSUM, from the placement of its tiles."""
+    """Return the occupancy of SBUF or PSUM, from the placement of its tiles; `chain_ids` and `paths` as for `_nest`."""
     source_numbers: dict[Hashable, int] = {}
     serials: dict[int, list[int]] = defaultdict(list)
     uses = []
@@ -295,7 +318,7 @@ def _memory(
 
 
 def _count_live_bytes(uses: list[Use], events: int) -> np.ndarray:
-    """Return the live bytes at every event, as `bound_bytes` counts them."""
+    """Return the live bytes per partition at every event; tiles that can be on different partitions share bytes."""
     changes: dict[int, list[tuple[int, Use]]] = {}
     for number, use in enumerate(uses):
         changes.setdefault(use.first_use, []).append((number, use))
@@ -313,7 +336,7 @@ def _count_live_bytes(uses: list[Use], events: int) -> np.ndarray:
 
 
 def _describe_source(stream: Stream, serials: list[int]) -> Source:
-    """Return the allocation that made some tiles."""
+    """Return the allocation that made the tiles with these serial numbers of the stream."""
     record = stream.tensors[serials[0]]
     line = record.line
     events = sorted(
@@ -348,7 +371,15 @@ def _levels(
     chain_ids: np.ndarray,
     paths: list[tuple[Loop, ...]],
 ) -> tuple[Level, ...]:
-    """Return every prefix of every loop path, in the order in which the loops were entered."""
+    """Return the whole kernel and every loop with its live bytes, in the order in which the loops were entered.
+
+    Args:
+        uses: The tiles of the memory.
+        sources: Their allocations.
+        live: The live bytes at every event.
+        chain_ids: For every event, the index in `paths`.
+        paths: Loops, outermost first, around each distinct chain of kernel lines.
+    """
     order = np.argsort(chain_ids, kind="stable")
     bounds = np.searchsorted(chain_ids[order], np.arange(len(paths) + 1))
     peaks: dict[tuple[Loop, ...], tuple[int, int]] = {}  # most live bytes, first event with them
