@@ -74,8 +74,8 @@ class Origins:
     def find_origin(self, array: np.ndarray) -> _Origin | None:
         """Return the origin of an array, or of the array whose last rows it views.
 
-        None if it is unknown or has changed. The dtype and the sizes after the first dim must be those of the
-        noted array. A view of a part of a weight has no origin.
+        Returns None if the origin is unknown, or if its array has changed since. The dtype and the sizes
+        after the first dim must be those of the noted array. A view of a part of a weight has no origin.
         """
         origin = self._known.get(_end(array)) if array.flags.c_contiguous and array.ndim else None
         origin_array = origin.array() if origin is not None else None

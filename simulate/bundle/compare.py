@@ -33,7 +33,7 @@ def compare_bundle(folder: Path) -> Comparison:
 def _is_intact(folder: Path, digest: str) -> bool:
     """Return whether the files of the bundle in `folder` still have the SHA-256 `digest`.
 
-    False if they cannot be read.
+    Returns False too if they cannot be read.
     """
     try:
         return compute_digest(folder, dict(read_json(folder, MANIFEST).values)) == digest

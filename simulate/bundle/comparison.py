@@ -46,7 +46,7 @@ class CaseComparison:
 
     @property
     def agreement(self) -> Agreement | None:
-        """Agreement of the worst output; None if the case did not run."""
+        """Agreement of the output that differs most, `equal` without outputs; None if the case did not run."""
         if not self.ran:
             return None
         return find_worst(output.agreement for output in self.outputs)
@@ -69,7 +69,10 @@ class CaseComparison:
 
     @property
     def inside(self) -> bool | None:
-        """Whether the time on the device is inside the bracket; None without such a time."""
+        """Whether the median time on the device is inside `bracket_ns`, the predicted times.
+
+        None without such a time.
+        """
         low, high = self.bracket_ns
         return None if self.device_ns is None else low <= self.device_ns <= high
 

@@ -127,8 +127,7 @@ def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> n
 class Fields:
     """An object of a JSON file, with access to members by name and type. `location` names the object in errors.
 
-    Every method that returns a member raises InvalidArgument (NKW-BUNDLE) if it is missing or has another
-    type.
+    Every `read_` method raises InvalidArgument (NKW-BUNDLE) if the member is missing or has another type.
     """
 
     def __init__(self, values: Mapping[str, Any], location: str) -> None:
@@ -145,25 +144,31 @@ class Fields:
         return self.values.get(name) is not None
 
     def read_text(self, name: str, default: str | None = None) -> str:
-        """Return a member that must be a string; if it is absent and a default is given, the default."""
+        """Return the string under `name`, or the default if it is absent.
+
+        Raises InvalidArgument for another type, or if it is absent and there is no default.
+        """
         member = self.values.get(name, default)
         if not isinstance(member, str):
             raise self._make_error(name, "text")
         return member
 
     def read_optional_text(self, name: str) -> str | None:
-        """Return a string member, or None if it is null or absent."""
+        """Return the string under `name`, or None if it is null or absent. Raises InvalidArgument for another type."""
         return self.read_text(name) if self.has(name) else None
 
     def read_choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return a member that must be one of the strings in `choices`."""
+        """Return the string under `name`. Raises InvalidArgument unless it is one of `choices`."""
         member = self.values.get(name)
         if not isinstance(member, str) or member not in choices:
             raise self._make_error(name, f"one of {', '.join(choices)}")
         return member
 
     def read_number(self, name: str) -> float:
-        """Return a member that must be a finite number of at least 0, as a float."""
+        """Return the number under `name` as a float.
+
+        Raises InvalidArgument unless it is finite and at least 0.
+        """
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, (int, float)):
             raise self._make_error(name, "a number")
@@ -176,18 +181,24 @@ class Fields:
         return wide
 
     def read_optional_number(self, name: str) -> float | None:
-        """Return a number of at least 0 as a float, or None if the member is null or absent."""
+        """Return the number under `name` as a float, or None if it is null or absent.
+
+        Raises InvalidArgument unless it is finite and at least 0.
+        """
         return self.read_number(name) if self.has(name) else None
 
     def read_count(self, name: str, least: int = 0) -> int:
-        """Return a member that must be an integer of at least `least`, below 2**62."""
+        """Return the integer under `name`. Raises InvalidArgument unless it is at least `least` and below 2**62."""
         member = self.values.get(name)
         if isinstance(member, bool) or not isinstance(member, int) or not least <= member < 1 << 62:
             raise self._make_error(name, f"a whole number of at least {least}")
         return member
 
     def read_shape(self, name: str) -> tuple[int, ...]:
-        """Return a member that must be a shape: a list of at most 16 sizes, with a product below 2**48."""
+        """Return the list of sizes under `name` as a shape.
+
+        Raises InvalidArgument unless it has at most 16 sizes of at least 0, with a product below 2**48.
+        """
         member = self.values.get(name)
         if not isinstance(member, list) or len(member) > 16:
             raise self._make_error(name, "a list of sizes")
@@ -199,22 +210,28 @@ class Fields:
         return tuple(member)
 
     def read_numbers(self, name: str) -> tuple[float, ...]:
-        """Return a member that must be a list of finite numbers of at least 0, as floats."""
+        """Return the list of numbers under `name` as floats.
+
+        Raises InvalidArgument unless all are finite and at least 0.
+        """
         items = self._read_list(name)
         return tuple(items.read_number(index) for index in items.values)
 
     def read_counts(self, name: str) -> tuple[int, ...]:
-        """Return a member that must be a list of integers of at least 0."""
+        """Return the list of integers under `name`. Raises InvalidArgument unless all are at least 0."""
         items = self._read_list(name)
         return tuple(items.read_count(index) for index in items.values)
 
     def read_texts(self, name: str) -> tuple[str, ...]:
-        """Return a member that must be a list of strings."""
+        """Return the list of strings under `name`. Raises InvalidArgument for another type."""
         items = self._read_list(name)
         return tuple(items.read_text(index) for index in items.values)
 
     def _read_list(self, name: str) -> Fields:
-        """Return a member that must be a list, as an object whose members are named "0", "1", and so on."""
+        """Return the list under `name` as an object whose members are named "0", "1", and so on.
+
+        Raises InvalidArgument for another type.
+        """
         member = self.values.get(name)
         if not isinstance(member, list):
             raise self._make_error(name, "a list")
@@ -223,24 +240,33 @@ class Fields:
         )
 
     def read_object(self, name: str) -> Fields:
-        """Return a member that must be a JSON object, as `Fields`."""
+        """Return the JSON object under `name` as `Fields`. Raises InvalidArgument for another type."""
         member = self.values.get(name)
         if not isinstance(member, dict):
             raise self._make_error(name, "an object")
         return Fields(member, f"{self.location}: {name}")
 
     def read_rows(self, name: str) -> Iterator[Fields]:
-        """Yield the elements of a member that must be a list of JSON objects, each as `Fields`."""
+        """Yield the elements of the list under `name`, each as `Fields`.
+
+        Raises InvalidArgument unless all are JSON objects.
+        """
         rows = self._read_list(name)
         for index in rows.values:
             yield rows.read_object(index)
 
     def read_named_texts(self, name: str) -> dict[str, str]:
-        """Return a member that must be a JSON object with strings as values, as a dict."""
+        """Return the JSON object under `name` as a dict.
+
+        Raises InvalidArgument unless all of its values are strings.
+        """
         members = self.read_object(name)
         return {str(key): members.read_text(key) for key in members.values}
 
     def read_named_numbers(self, name: str) -> dict[str, float]:
-        """Return a member that must be a JSON object of finite numbers of at least 0, as a dict of floats."""
+        """Return the JSON object under `name` as a dict of floats.
+
+        Raises InvalidArgument unless all of its values are finite numbers of at least 0.
+        """
         members = self.read_object(name)
         return {str(key): members.read_number(key) for key in members.values}

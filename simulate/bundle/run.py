@@ -653,7 +653,10 @@ class Record:
         )
 
     def _write(self) -> None:
-        """Write the file atomically. Raises OSError if that fails; the earlier file then remains."""
+        """Write `values` to the file atomically. Raises OSError if that fails.
+
+        The earlier file then remains.
+        """
         partial = self._file.with_name(".result.json.part")
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -754,10 +757,7 @@ class Process:
 
     @property
     def error(self) -> Json | None:
-        """Error that the child sent, else the error with which it ended, as type and message.
-
-        None if there is neither.
-        """
+        """Error that the child sent, else the error with which it ended, as type and message; else None."""
         failure: Json | None = self.told.get("error") or self.end
         return failure
 

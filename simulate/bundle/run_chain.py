@@ -71,7 +71,7 @@ class Chain:
     def load_file(self, name: str) -> Any:
         """Return the array in a file of the bundle.
 
-        Cached, since several launches share files, so callers must not write to it.
+        The array is cached, since several launches share files, so callers must not write to it.
         """
         import numpy as np
 

@@ -130,11 +130,12 @@ class Runner:
             self._chain.keep(case, index, None, False)
 
     def _launch_and_judge(self, case: Json, expected: list[tuple[Any, Any]], result: Json) -> list[Any]:
-        """Launch a case and return a `Judged` for each output.
+        """Launch a case, perhaps twice, and return a `Judged` for each output of the last launch.
 
-        Launch again if drift may explain a wrong output. The second launch takes the expected arguments, and
-        its outputs are the returned ones. The outputs that later launches read are stored: those of the first
-        launch if all outputs are right, else the expected ones.
+        The first launch may be wrong only because its arguments drifted from the expected ones by rounding.
+        That may be so if an output is wrong and an argument from the chip is not bitwise as expected. Then
+        the case is launched again with the expected arguments, if all are known. For later launches, the
+        outputs of the first launch are stored if all returned ones are right, else the expected outputs.
 
         Args:
             expected: (complete output, stored part) of every output, as `Chain.expect_outputs` returns them.

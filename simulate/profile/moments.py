@@ -53,7 +53,7 @@ class Moments:
 
     @cached_property
     def ready(self) -> list[float]:
-        """Time at which the output of each event is usable, in ns."""
+        """Time at which the output of each event can be used by other events, in ns."""
         return self.timeline.ready_ns[self._is_event_slice].tolist()  # type: ignore[no-any-return]
 
     @cached_property
@@ -93,7 +93,7 @@ class Moments:
         return self.streams[index], event - self.timeline.bases[index]
 
     def track(self, event: int) -> str:
-        """Return the name of the track that produces an event's output: the DMA queue of a DMA, else its engine."""
+        """Return the name of the engine or DMA queue that produces an event's output: the DMA queue of a DMA."""
         return self._tracks[event]
 
     @cached_property

@@ -151,7 +151,7 @@ def _yield_if_legal(
 ) -> Iterator[Edit]:
     """Yield the edit for a program order if it differs, keeps all dependences and fits into SBUF and PSUM.
 
-    Else nothing.
+    Yields nothing for any other order.
 
     Args:
         order: All events in the new order.

@@ -50,9 +50,7 @@ def read_profile(path: Named) -> DeviceProfile:
 
 
 def open_tables(path: Path) -> Tables | None:
-    """Return the tables of the folder that a path names, or of the folder around a Parquet file.
-
-    None for other files.
+    """Return the tables of the folder that a path names, or of the folder around a Parquet file; else None.
 
     Raises:
         Broken: If the folder has no table.
@@ -197,7 +195,7 @@ def _get_total_ns(
 def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packets: Packets) -> float | None:
     """Return Summary.total_exec_time in ns; without it, the time from the first to the last event.
 
-    None without events.
+    Returns None without events.
     """
     if "total_exec_time" in fields:
         return _get_ns(fields, "total_exec_time")

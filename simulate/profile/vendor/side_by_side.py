@@ -58,7 +58,7 @@ class SideBySide:
 
     @property
     def total(self) -> Pair:
-        """Time between start and stop of the launch on the device, in ns.
+        """Pair of the times between start and stop of the launch on the device, in ns.
 
         The prediction includes the overhead.
         """
@@ -67,12 +67,12 @@ class SideBySide:
 
     @property
     def times(self) -> tuple[Pair, ...]:
-        """Time between start and stop, and time from the first to the last event that is no setup, in ns."""
+        """Pairs of the times between start and stop, and of the times for execution without setup, in ns."""
         return self.total, Pair("total_exec_time", self.predicted.length_ns, self.measured.work_ns)
 
     @cached_property
     def engines(self) -> tuple[Pair, ...]:
-        """Active times of engines and DMA queues in ns, named after the core if there are several."""
+        """Pairs of the active times of engines and DMA queues in ns, named after the core if there are several."""
         profile = self.measured
         measured_ns = {self._label(engine.core) + engine.name: engine.active_ns for engine in profile.engines}
         queue_ns = {self._label(queue.core) + queue.name: queue.active_ns for queue in profile.dma.queues}
@@ -81,7 +81,7 @@ class SideBySide:
 
     @cached_property
     def dma_ns(self) -> tuple[Pair, ...]:
-        """Time in ns in which any DMA moves bytes; empty for several ranks."""
+        """Pair of the times in ns in which any DMA moves bytes; empty for several ranks."""
         if self._several_ranks:
             return ()
         return (
@@ -90,7 +90,10 @@ class SideBySide:
 
     @cached_property
     def dma_bytes(self) -> tuple[Pair, ...]:
-        """Bytes that DMAs move, and bytes read from and written to HBM; empty for several ranks."""
+        """Pairs of the bytes that DMAs move, and of the bytes read from and written to HBM.
+
+        Empty for several ranks.
+        """
         if self._several_ranks:
             return ()
         traffic, measured_dma = self.predicted.traffic, self.measured.dma
@@ -106,7 +109,7 @@ class SideBySide:
 
     @cached_property
     def counts(self) -> tuple[Pair, ...]:
-        """Number of DMA transfers, and FLOP of the Tensor engine without transposes.
+        """Pairs of the numbers of DMA transfers, and of FLOP of the Tensor engine without transposes.
 
         Empty for several ranks.
         """
@@ -119,7 +122,7 @@ class SideBySide:
 
     @cached_property
     def memory(self) -> tuple[Pair, ...]:
-        """Peak of occupied bytes of an SBUF partition; empty if neither side knows it."""
+        """Pair of the peaks of occupied bytes of an SBUF partition; empty if neither side knows it."""
         occupied = self.measured.on_chip.sbuf_occupied_bytes
         if self.sbuf_live_bytes is None and occupied is None:
             return ()
@@ -127,7 +130,7 @@ class SideBySide:
 
     @cached_property
     def lines(self) -> tuple[Pair, ...]:
-        """Time in ns for which a line's instructions occupy engines, and its DMAs queues, by line.
+        """Pairs of the times in ns for which a line's instructions occupy engines, and its DMAs queues, by line.
 
         A line is identified by file name and number; if files share a name, by the parent folder too. Empty
         for several ranks, or if the profile has no lines.
@@ -141,9 +144,9 @@ class SideBySide:
 
     @cached_property
     def tensors(self) -> tuple[Pair, ...]:
-        """Bytes that DMAs move of the tensors in HBM, by name; the profile's names are those of the NEFF.
+        """Pairs of the bytes that DMAs move of the tensors in HBM, by name.
 
-        Empty for several ranks, or if the profile has no tensors.
+        The profile's names are those of the NEFF. Empty for several ranks, or if the profile has no tensors.
         """
         measured = {
             tensor.name: tensor.moved_bytes
@@ -159,7 +162,10 @@ class SideBySide:
 
     @cached_property
     def bounds(self) -> tuple[Pair, ...]:
-        """The vendor's bounds in ns, for one core; a measured bound is None if the profile lacks an input."""
+        """Pairs of the vendor's bounds in ns, for one core.
+
+        A measured bound is None if the profile lacks an input.
+        """
         measured = self._measured_bounds()
         return tuple(
             Pair(bound.name, bound.time_ns, measured.get(bound.name), bound.formula)

@@ -72,7 +72,7 @@ class _Tracks:
 def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
     """Yield the trace events of the profile at `path`: names, slices, arrows, then counters.
 
-    None for a summary.
+    Yields nothing for a profile that is a summary in JSON.
 
     Raises:
         InvalidArgument: As for `read_profile`, and if a table has more than MOST_SLICES rows.
