@@ -140,7 +140,10 @@ def _write_trace(
     profile_indices: Sequence[int],
     baseline: object,
 ) -> None:
-    """Write a trace with every launch as a process, and with the slices of a baseline that is a device profile."""
+    """Write a trace with every launch as a process, and print its path.
+
+    The slices of a baseline that is a device profile are added.
+    """
     titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
     launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
     processes = [(name, profile.streams, profile.timeline) for name, profile in zip(titles, launch_profiles)]
@@ -169,7 +172,10 @@ def _write_page(
     profiles: Sequence[Profile],
     profile_indices: Sequence[int],
 ) -> None:
-    """Write the HTML page: profile and picture of memory of each distinct launch, and the order of all launches."""
+    """Write the HTML page with profile and picture of memory of each distinct launch, and print its path.
+
+    The page also has the order of all launches.
+    """
     firsts = [launches[profile_indices.index(profile_index)] for profile_index in range(len(profiles))]
     steps = [
         PageStep((launch.kernel,), profile_index) for launch, profile_index in zip(launches, profile_indices)

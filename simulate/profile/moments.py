@@ -98,7 +98,7 @@ class Moments:
 
     @cached_property
     def _tracks(self) -> list[str]:
-        """Name of the output track of every event. A transfer overrides the trigger of the same DMA."""
+        """Name of the engine or DMA queue that produces the output of each event, by number of the event."""
         timeline = self.timeline
         track_ids = np.zeros(timeline.bases[-1], np.int64)
         events = np.array(timeline.bases)[timeline.stream] + timeline.event

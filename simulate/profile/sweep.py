@@ -75,7 +75,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
 
 
 def _profile_trial(trial: Trial, reading: Reading) -> Profile | None:
-    """Return the profile of a trial, or None if it was not launched or does not fit."""
+    """Return the profile of a trial, or None if it was not launched or does not fit into SBUF and PSUM."""
     if trial.launch is None or not trial.fits:
         return None
     return profile(trial.launch.streams, trial.launch.hardware, reading=reading)

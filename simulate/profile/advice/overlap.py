@@ -89,7 +89,7 @@ def _is_covered(interval: tuple[int, int], written: Sequence[tuple[int, int]]) -
 
 
 def move_copies(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield edits that move copies between the Vector and the Scalar engine: all of them, or every second one.
+    """Yield edits that move `tensor_copy` between the Vector and the Scalar engine: all, or every second one.
 
     Nothing is yielded on a chip whose Scalar engine cannot copy, or without copies.
     """

@@ -140,15 +140,17 @@ class _Names:
         self._tensors: dict[tuple[int, int], int] = {}
 
     def op(self, name: str) -> int:
-        """Return the index of an instruction's name in `ops`."""
+        """Return the index of an instruction's name in `ops`, where it is added if it is new."""
         return self.ops.setdefault(name, len(self.ops))
 
     def line(self, line: tuple[CodeType, int]) -> int:
-        """Return the index of a kernel line in `lines`."""
+        """Return the index of a kernel line in `lines`, where it is added if it is new."""
         return self.lines.setdefault(line, len(self.lines))
 
     def tensor(self, stream: int, serial: int) -> int:
-        """Return the index of a tensor in `tensors`; ranks number their tensors separately.
+        """Return the index of a tensor in `tensors`, where it is added if it is new.
+
+        Ranks number tensors separately.
 
         Args:
             stream: Index of the stream.
@@ -163,7 +165,9 @@ class _Names:
         return number
 
     def box(self, stream: int, row: tuple[int, ...]) -> int:
-        """Return the index of an operand's box in `boxes`: tensor, kind of access, rows and bytes.
+        """Return the index of an operand's box in `boxes`, where it is added if it is new.
+
+        A box is the tensor, the kind of access, and first and end of rows and of bytes.
 
         Args:
             stream: Index of the stream.

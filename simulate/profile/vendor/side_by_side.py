@@ -357,7 +357,7 @@ def _shorten_line(line_key: Place, shared: set[str]) -> str:
 
 
 def _find_shared_names(amounts: Iterable[tuple[Place, float]]) -> set[str]:
-    """Return the names, without folders, that several different files among the lines have."""
+    """Return the file names, without folders, that two or more different paths in `amounts` have."""
     counts = Counter(PurePath(file).name for file in {line_key[0] for line_key, _ in amounts})
     return {name for name, count in counts.items() if count > 1}
 
