@@ -461,10 +461,10 @@ LAUNCHERS = {
 
 
 def run_child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
-    """Run a case in the child process and send stages, outputs and times to the parent; return the exit status.
+    """Run a case in the child process, and send stages, outputs and times to the parent.
 
     Returns:
-        0, or 1 after any error, which is sent to the parent and not raised.
+        The exit status: 0, or 1 after any error, which is sent to the parent and not raised.
     """
     teller = Teller(options.fd)
     try:
@@ -499,6 +499,10 @@ def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
     """Copy the outputs of a launch to the host, write their arrays to `values/`, and send digests to the parent.
 
     If the disk refuses an array, the loss is sent to the parent, and the output has its digests only.
+
+    Args:
+        out: Result folder.
+        several: The outputs that the kernel returned, in order.
     """
     import numpy as np
 
@@ -545,6 +549,10 @@ def summarize_times(durations: list[float], warmup: int, clock: str) -> Json:
     """Return durations in ns as JSON types, with their median and interquartile range.
 
     The range of a single duration is 0.
+
+    Args:
+        warmup: Number of launches before the measured ones.
+        clock: "host" or "device".
     """
     quartiles = (
         statistics.quantiles(durations, n=4, method="inclusive") if len(durations) > 1 else [0.0, 0.0, 0.0]
@@ -573,10 +581,10 @@ def benchmark_kernel(folder: Path, case: Json, read: Read, options: argparse.Nam
 def run_nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
     """Measure the compiled kernel of a case with nrtpy, in a Python environment that has it.
 
-    Return the exit status. Times in ns on the device are sent to the parent.
+    Times in ns on the device are sent to the parent.
 
     Returns:
-        0, or 1 after any error, which is sent to the parent and not raised.
+        The exit status: 0, or 1 after any error, which is sent to the parent and not raised.
     """
     teller = Teller(options.fd)
     try:
@@ -1141,7 +1149,14 @@ def main(folder: Path) -> int:
 
 
 def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, record: Record) -> None:
-    """Run every requested case in a separate process; add each result to `record` and print a line about it."""
+    """Run every requested case in a separate process; add each result to `record`, save it, and print a line.
+
+    A case that no installed package can launch is recorded as skipped.
+
+    Args:
+        out: Result folder.
+        cases: All cases of the bundle by name.
+    """
     for name, case in cases.items():
         if options.only and name not in options.only:
             continue
@@ -1154,11 +1169,12 @@ def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, re
 
 
 def choose_launcher(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
-    """Choose the launcher of a case, and record it with the remark, if there is one.
+    """Choose the launcher of a case: `--launcher` if it is given, else what is installed decides.
+
+    The launcher is recorded, and so is a remark, if there is one.
 
     Returns:
-        (launcher, remark); `--launcher` decides if it is given. (None, reason) if no installed package can
-            launch the case.
+        (launcher, remark); (None, reason) if no installed package can launch the case.
     """
     launcher, remark = find_launcher(case["imports"], read_versions())
     launcher = options.launcher or launcher

@@ -40,7 +40,12 @@ def compare_floats(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
 
 
 def take_positions(array: Any, onto: Json, positions: Any) -> Any:
-    """Return the slices of an array at the positions along the axis `onto["axis"]`, in a new array."""
+    """Return the slices of an array at some positions along one axis, in a new C-contiguous array.
+
+    Args:
+        onto: Record of the output, whose `axis` is the axis.
+        positions: Indices along the axis.
+    """
     import numpy as np
 
     return np.ascontiguousarray(np.take(array, positions, axis=onto["axis"]))

@@ -259,11 +259,11 @@ def choose_token(step: Json, returned: list[tuple[Any, str]]) -> int | None:
 
 
 def run_child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> int:
-    """Run the launches from the case `options.child` on, in the child process; return the exit status.
+    """Run the launches from the case `options.child` on, in the child process; results are sent to the parent.
 
     Returns:
-        0 after the last launch, 1 after an error outside of a launch. The error is sent to the parent, not
-            raised.
+        The exit status: 0 after the last launch, 1 after an error outside of a launch. The error is sent to
+            the parent, not raised.
     """
     teller = run.Teller(options.fd)
     try:

@@ -171,6 +171,11 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
     """Compare two arrays of the output's dtype and shape, element by element.
 
     Integers must be equal; floats may differ by the output's tolerance. Two NaN are equal in value.
+
+    Args:
+        output: The expected output, with tolerance and tile.
+        seen: Array of the chip.
+        expected: Array of the simulator.
     """
     dtype = expected.dtype
     errors, same, same_bits = compare_floats(seen, expected)

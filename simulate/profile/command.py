@@ -140,9 +140,13 @@ def _write_trace(
     profile_indices: Sequence[int],
     baseline: object,
 ) -> None:
-    """Write a trace with every launch as a process, and print its path.
+    """Write a trace with every launch as a process, and print a line with its path.
 
-    The slices of a baseline that is a device profile are added.
+    Args:
+        trace: File to write.
+        profiles: Profiles of the distinct launches.
+        profile_indices: For each launch, the index of its profile.
+        baseline: If this is a device profile, its slices are added.
     """
     titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
     launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
@@ -172,9 +176,14 @@ def _write_page(
     profiles: Sequence[Profile],
     profile_indices: Sequence[int],
 ) -> None:
-    """Write the HTML page with profile and picture of memory of each distinct launch, and print its path.
+    """Write the HTML page of a run, and print a line with its path.
 
-    The page also has the order of all launches.
+    It has the profile and a picture of memory of each distinct launch, and the order of all launches.
+
+    Args:
+        page: File to write.
+        profiles: Profiles of the distinct launches.
+        profile_indices: For each launch, the index of its profile.
     """
     firsts = [launches[profile_indices.index(profile_index)] for profile_index in range(len(profiles))]
     steps = [

@@ -118,7 +118,11 @@ def _format_memory(trial: Trial) -> list[str]:
 def _make_bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
     """Return a bar for each size: its time, split into the floor and the time above it.
 
-    Empty without a profile.
+    A size without a profile has a bar of length 0, labelled with the reason.
+
+    Args:
+        name: Name of the swept size.
+        profiles: Profile of each trial, or None.
     """
     bars = []
     for trial, trial_profile in zip(trials, profiles):
@@ -149,7 +153,13 @@ def _make_page(title: str, report: str, picture: str) -> str:
 def _make_contents(
     name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
 ) -> dict[str, Any]:
-    """Return the sweep as JSON types, with times in ns; null for sizes without a profile."""
+    """Return the sweep as JSON types, with times in ns; null for sizes without a profile.
+
+    Args:
+        name: Name of the swept size.
+        profiles: Profile of each trial, or None.
+        end: Sizes between which the launch stops fitting into memory, or None if unknown.
+    """
     contents = sweep.make_contents(name, trials, end)
     for size, trial_profile in zip(contents["sizes"], profiles):
         size["length_ns"] = float(trial_profile.length_ns) if trial_profile else None

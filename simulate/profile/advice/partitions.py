@@ -49,7 +49,14 @@ def spread_over_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]
 
 
 def _find_tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
-    """Return, for every tile that can be spread, the factor by which its number of partitions grows, at least 2."""
+    """Return the factor by which the number of partitions of each tile grows, for tiles that can be spread.
+
+    The factor is at least 2, and tiles that instructions connect have the same one.
+
+    Args:
+        used: Accesses to every tensor, as `collect_uses` returns them.
+        partitions: Number of partitions of the chip.
+    """
     factors = {}
     for tile in used:
         record = stream.tensors[tile]
@@ -95,7 +102,11 @@ def _can_spread(stream: Stream, event: int) -> bool:
 
 
 def _spread_instruction(cost: Cost, engine: Engine, factor: int, hardware: Hardware) -> Cost:
-    """Return the cost of an instruction on `factor` times more partitions with the same number of elements in all."""
+    """Return the cost of an instruction on `factor` times more partitions with the same number of elements in all.
+
+    Args:
+        cost: Cost of the instruction as it is.
+    """
     growing_ns = sum(term.ns for term in cost.terms if term.phase is Phase.issue and term.grows)
     saved_cycles = growing_ns * costs.clock_ghz(hardware, engine) * (1 - 1 / factor)
     return replace(

@@ -177,9 +177,9 @@ def _complete_engines(
 def _get_total_ns(
     fields: Mapping[str, float], instructions: Instructions, packets: Packets, tables: Tables
 ) -> float:
-    """Return Summary.total_time in ns.
+    """Return Summary.total_time in ns; if it is absent, the time from the first to the last event.
 
-    Without it, the time from the first to the last event, which a note says.
+    A note in `tables` says so then.
 
     Raises:
         Broken: If the profile has neither.
@@ -193,9 +193,9 @@ def _get_total_ns(
 
 
 def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packets: Packets) -> float | None:
-    """Return Summary.total_exec_time in ns; without it, the time from the first to the last event.
+    """Return Summary.total_exec_time in ns; if it is absent, the time from the first to the last event.
 
-    Returns None without events.
+    Returns None if there are no events either.
     """
     if "total_exec_time" in fields:
         return _get_ns(fields, "total_exec_time")

@@ -154,7 +154,7 @@ class Tables:
         optional: Mapping[str, ColumnType] | None = None,
         names: Names | None = None,
     ) -> Batch:
-        """Return the columns of a whole table, as `read_batches` yields them.
+        """Return the columns of a whole table, as `read_batches` yields them, joined.
 
         Empty arrays if it yields nothing.
         """
