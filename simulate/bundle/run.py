@@ -923,8 +923,8 @@ def time_on_device(
 ) -> tuple[Json | None, str]:
     """Return (times that nrtpy measures on the device, output of nrtpy).
 
-    (`times`, output) if nrtpy cannot measure them. A failure is recorded, unless nrtpy is absent and was not
-    asked for.
+    If nrtpy cannot measure them, `times` is returned instead. The failure is recorded, unless nrtpy is absent
+    and was not asked for.
 
     Args:
         neff: The compiled kernel.

@@ -324,7 +324,7 @@ class Story:
 
     @property
     def left_out(self) -> list[str]:
-        """Names of the first cases of programs that crashed MOST_CRASHES times, which new processes skip."""
+        """Names of the first cases of programs that crashed MOST_CRASHES times or more, which new processes skip."""
         return [name for name, crashes in self._crashes.items() if crashes >= MOST_CRASHES]
 
     def _append(self, result: Json) -> None:

@@ -151,7 +151,11 @@ def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
 
 
 def _describe_gap(moments: Moments, gap: Gap) -> _Texts:
-    """Return the texts that gaps of a group have in common, in the order of `_Texts`."""
+    """Return the texts that gaps of a group have in common, with names of events and tensors as reports print them.
+
+    They are (why, op, line, op of the cause, line of the cause, track of the cause, tensor); a text is empty
+    if it is unknown.
+    """
     event, cause = gap.event, gap.cause
     return (
         gap.why,

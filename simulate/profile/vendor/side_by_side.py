@@ -174,7 +174,7 @@ class SideBySide:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that explain missing or shifted pairs."""
+        """Sentences on what the profile lacks, and on why pairs are missing or do not match."""
         notes = [*self.measured.notes, *self._other_chip]
         if self._several_ranks:
             notes.append(
