@@ -18,16 +18,19 @@ from simulate.tune.workers import Measured
 
 
 class Cluster:
-    """Processes of a Ray cluster, each of which imports the kernel's file once.
+    """Workers on a Ray cluster: processes that measure candidates, each of which imports the kernel's file once.
 
     Every machine needs this package and the kernel's file at the same paths, and the same version of Python.
+    `processors` is the number of processes.
     """
 
     def __init__(self, subject: Subject, address: str, processes: int | None) -> None:
-        """Join a cluster.
+        """Join a cluster and start the processes.
 
         Args:
-            address: Address of a running cluster, `auto`, or `local`.
+            subject: The kernel with its arguments.
+            address: Address of a running cluster; `auto` finds a running one, `local` starts one on this machine.
+            processes: The number of processes, at most one for each CPU of the cluster; None for as many.
 
         Raises:
             InvalidArgument: If Ray is missing, or if the cluster cannot be joined.
@@ -50,7 +53,11 @@ class Cluster:
         self._busy: dict[Any, tuple[Any, int]] = {}
 
     def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
-        """Measure as many candidates at a time as there are processes; a candidate whose process is lost is refused."""
+        """Measure as many candidates at a time as there are processes, as `Workers.measure` does.
+
+        A candidate whose process is lost is refused, and another process takes its place. Candidates that run at the
+        deadline are not awaited, and keep their processes busy.
+        """
         pending = list(enumerate(batch))[::-1]
         while pending or self._busy:
             while pending and self._idle:
@@ -79,10 +86,11 @@ class Cluster:
 
 
 class _Bench:
-    """Bench in a process of the cluster."""
+    """Actor of the cluster, which holds a `Bench` in its process."""
 
     def __init__(self, subject: Subject) -> None:
         self._bench = make_bench_in_process(subject)
 
     def time_candidate(self, candidate: Candidate) -> Outcome:
+        """Return the predicted times of a candidate, or its refusal."""
         return self._bench.time_candidate(candidate)

@@ -1,4 +1,4 @@
-"""The command `nkw tune`: search, report and files."""
+"""The command `nkw tune`: searches the fastest parameters of a kernel, prints a report and writes files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def tune(options: argparse.Namespace) -> int:
     interrupt is raised.
 
     Returns:
-        The exit status.
+        The exit status: 0 after a search, 2 for wrong options or files, 1 if the launch with the default is refused,
+        and NO_VERDICT if the kernel's Python code fails or has no verdict with the default.
     """
     outcome: SearchState | None = None
     try:
@@ -78,18 +79,25 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise InvalidArgument unless the words name a kernel and leave its parameters to the search."""
+    """Raise InvalidArgument unless the options name a kernel, and its arguments leave `tuning` to the search."""
     if not names_a_kernel(options.script):
-        reason = f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME"
+        reason = f"{options.script:.60} names no kernel, and tune takes one; give FILE.py:NAME or MODULE:NAME"
     elif any(word.startswith(f"{ARGUMENT}=") for word in options.arguments):
-        reason = f"{ARGUMENT}= is chosen by the search; leave it out"
+        reason = f"the arguments set {ARGUMENT}=, which the search chooses; leave it out"
     else:
         return
     raise InvalidArgument("NKW-TUNE-ARGUMENTS", reason)
 
 
 def _run_search(options: argparse.Namespace) -> tuple[Report, Table | None]:
-    """Return the report of the search, and the table to write, or None without `--write`."""
+    """Search, and return the report and the table of tuned values to write, None without `--write`.
+
+    The kernel is launched with its default first. Nothing is written.
+
+    Raises:
+        InvalidArgument: If the kernel declares no parameters, or if `--write` is given and there is no table.
+        NkwError: If the launch with the default is refused. Errors of the kernel's Python code pass through.
+    """
     subject = Subject.from_arguments(options.script, options.arguments, options.reading)
     with user_output(to_stderr=True), end_after(options.time_limit):
         bench = Bench(subject)
@@ -117,13 +125,16 @@ def _run_search(options: argparse.Namespace) -> tuple[Report, Table | None]:
 
 
 def _floor_ns(launch: Launch) -> float:
-    """Return the time of the roofline of a launch."""
+    """Return the roofline of a launch in ns: the time that its work takes at peak rates."""
     return profile(launch.streams, launch.hardware).roofline.least_ns
 
 
 @contextmanager
 def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Iterator[tuple[Workers, int]]:
-    """Provide the workers that measure candidates, and the number of candidates per batch."""
+    """Start the workers that the options ask for, inside a `with` block, and provide them with the size of a batch.
+
+    They are this process, processes of this machine, or those of a cluster. They end with the block.
+    """
     workers: Workers
     processes = options.jobs or _count_processors()
     if options.cluster:
@@ -141,7 +152,10 @@ def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Ite
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[SearchState], None]]:
-    """Provide a function that shows the state of the search on stderr, and raises deferred interrupts."""
+    """Show progress on stderr inside a `with` block, and provide the function to call after each candidate.
+
+    That function updates the progress. It raises KeyboardInterrupt if the user interrupted since the last call.
+    """
     message = f"{title}: the first candidate"
 
     def notify(search_state: SearchState) -> None:
@@ -161,7 +175,10 @@ def _count_processors() -> int:
 
 
 def _write(report: Report, table: Table, options: argparse.Namespace) -> None:
-    """Store the best candidate in the table and print that; an interrupted search changes nothing."""
+    """Store the best candidate in the table's file, and print what was done.
+
+    If the best candidate saves less than 1 %, its entry is removed. An interrupted search changes nothing.
+    """
     assert report.entry is not None
     best = report.search_state.best
     if report.search_state.stopped is not None:

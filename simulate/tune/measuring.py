@@ -24,7 +24,11 @@ _LONGEST_REASON = 200  # most characters of a reason
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel by name with its arguments, and the environment that another process needs to launch it."""
+    """A kernel by name with its arguments, and the environment that another process needs to launch it.
+
+    `words` is FILE.py:NAME or MODULE:NAME. `arguments` are texts of the command line. `reading` is one of `READINGS`,
+    the objective. `environment` has (name, value) of variables.
+    """
 
     words: str
     arguments: tuple[str, ...]
@@ -33,7 +37,7 @@ class Subject:
 
     @classmethod
     def from_arguments(cls, kernel_name: str, arguments: Sequence[str], reading: str) -> Subject:
-        """Return a subject with the environment variables that launches read: chip, ranks, level, rules."""
+        """Return a subject with this process's environment variables that launches read: chip, ranks, level, rules."""
         variables = tuple(
             (name, setting) for name, setting in os.environ.items() if name.startswith(_ENVIRONMENT)
         )
@@ -42,7 +46,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Predicted times of a candidate; without times, `code` and `why` give the refusal."""
+    """Predicted times of a candidate, or the code and the reason of its refusal.
+
+    A time is None in a reading that the objective does not need. A refused candidate has neither.
+    """
 
     program_ns: float | None = None
     scheduled_ns: float | None = None
@@ -51,14 +58,14 @@ class Outcome:
 
     @property
     def length_ns(self) -> float | None:
-        """Objective: the longest predicted time; None for a refused candidate."""
+        """Objective in ns: the longer of the predicted times; None for a refused candidate."""
         return max(
             (time_ns for time_ns in (self.program_ns, self.scheduled_ns) if time_ns is not None), default=None
         )
 
 
 class Bench:
-    """Times candidates of a subject in sequence, and imports the kernel's file once."""
+    """Imported kernel of a subject, which launches and times candidates one after another in this process."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -66,7 +73,7 @@ class Bench:
             self.kernel: Callable[..., Any] = unwrap_kernel(load_callable(subject.words))
 
     def launch(self, candidate: Candidate) -> Launch:
-        """Launch the kernel dry with a candidate. Errors of the launch pass through."""
+        """Launch the kernel dry with a candidate as its argument `tuning`. Errors of the launch pass through."""
         subject = self._subject
         with importing_from(find_import_folder(subject.words)):
             return launch_named(
@@ -74,7 +81,7 @@ class Bench:
             )
 
     def time_launch(self, launch: Launch) -> Outcome:
-        """Return the times of a launch in the readings that the objective needs."""
+        """Return the predicted times of a launch, in the readings that the objective needs."""
         waits = dependences(launch.streams)
         objective = self._subject.reading
         program, scheduled = (
@@ -86,7 +93,10 @@ class Bench:
         return Outcome(program, scheduled)
 
     def time_candidate(self, candidate: Candidate) -> Outcome:
-        """Return the times of a candidate, or its refusal. Output of the kernel is discarded."""
+        """Return the predicted times of a candidate; any error of its launch becomes a refusal.
+
+        Output of the kernel is discarded.
+        """
         with open(os.devnull, "w") as null_file, redirect_stdout(null_file), redirect_stderr(null_file):
             try:
                 return self.time_launch(self.launch(candidate))
@@ -97,13 +107,17 @@ class Bench:
 
 
 def make_bench_in_process(subject: Subject) -> Bench:
-    """Return the bench in another process, after setting the environment of the subject."""
+    """Prepare a new process for measuring: set the subject's environment variables, make `import nki` the simulator.
+
+    Returns:
+        The bench of the subject.
+    """
     os.environ.update(subject.environment)
     install("simulate")
     return Bench(subject)
 
 
 def _shorten_error(error: Exception) -> str:
-    """Return the arguments that a rule refused, else the first line of an error's message."""
+    """Return the arguments that a rule refused, else an error's message, as one line of at most 200 characters."""
     text = " ".join(str(getattr(error, "seen", "") or getattr(error, "message", "") or error).split())
     return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 1]}…"

@@ -20,7 +20,7 @@ text { fill: var(--ink) } .axis { stroke: var(--soft) } circle { fill: var(--sof
 
 
 def make_page(report: Report) -> str:
-    """Return the HTML page of a report."""
+    """Return the HTML page of a report: its text, then the curve."""
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(report.title)}</title>\n'
         f"<style>{_STYLE}</style>\n<pre>{escape(rendered(report.make_parts()))}</pre>\n{_draw_curve(report)}\n</html>\n"
@@ -28,7 +28,10 @@ def make_page(report: Report) -> str:
 
 
 def _draw_curve(report: Report) -> str:
-    """Draw candidates as dots, the best time so far as a line, and the floor as a dashed line."""
+    """Return an SVG element: candidates as dots, the best time so far as a line, and the floor as a dashed line.
+
+    The floor is the time at peak rates. Candidates slower than twice the default are drawn on the upper edge.
+    """
     trials = report.search_state.trials
     times = [
         (trial.number, trial.outcome.length_ns) for trial in trials if trial.outcome.length_ns is not None

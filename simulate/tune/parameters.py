@@ -1,4 +1,9 @@
-"""Declarations of tunable kernels: parameters with their domains, and the bucket of a launch."""
+"""Declarations of tunable kernels: parameters with their domains, and the bucket of a launch.
+
+A kernel's file declares a tuple `PARAMETERS`. A domain is the tuple of values that a parameter can take. A bucket is a
+name for launches that share tuned values, such as those of similar sizes: function NAME_bucket of the kernel's file
+returns it for the arguments of kernel NAME.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ class Parameter:
 
     @property
     def ordered(self) -> bool:
-        """Whether the domain consists of ascending numbers, so that neighbours are similar."""
+        """Whether the domain consists of ascending numbers, whose neighbours the search takes as similar."""
         numbers = [
             choice
             for choice in self.domain
@@ -41,7 +46,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Tunable:
-    """A kernel with its parameters; `bucket` returns the bucket of a launch, and may be None."""
+    """A kernel with its parameters.
+
+    `file` is the path of its source. `bucket` returns the bucket of a launch from the kernel's arguments; it is None if
+    the file has no such function.
+    """
 
     name: str
     file: str
@@ -51,11 +60,11 @@ class Tunable:
 
     @property
     def default(self) -> Candidate:
-        """Default of every parameter."""
+        """Candidate with the default of every parameter."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
     def accepts(self, candidate: Candidate) -> bool:
-        """Return whether a candidate chooses from the domain of every parameter, and of no further parameters."""
+        """Return whether a candidate has exactly the kernel's parameters, each with a value of its domain."""
         domains = {parameter.name: parameter.domain for parameter in self.parameters}
         return candidate.keys() == domains.keys() and all(
             candidate[name] in domains[name] for name in domains
@@ -63,16 +72,19 @@ class Tunable:
 
     @property
     def candidates(self) -> int:
-        """Number of candidates."""
+        """Number of all possible candidates: the product of the sizes of the domains."""
         return prod(len(parameter.domain) for parameter in self.parameters)
 
 
 def read_declaration(function: Callable[..., Any]) -> Tunable:
-    """Read the declaration of a kernel, a plain function.
+    """Read the parameters of a kernel, and its bucket function, from the globals of its file.
+
+    Args:
+        function: The kernel as a plain Python function, without the decorator of NKI.
 
     Raises:
         InvalidArgument: If the file declares no parameters, if a row is malformed, or if the kernel lacks the
-            argument.
+            argument `tuning`.
     """
     name = getattr(function, "__name__", "kernel")
     module_globals = getattr(function, "__globals__", {})
@@ -94,7 +106,10 @@ def read_declaration(function: Callable[..., Any]) -> Tunable:
 
 
 def _suggest_sweep(function: Callable[..., Any]) -> str:
-    """Return a hint to time the sizes that a kernel takes as arguments, such as NB=512; empty if it takes none."""
+    """Return a hint to time a kernel by `nkw time --sweep` over the first argument whose default is an int above 1.
+
+    The hint begins with a semicolon, to be appended to a message; empty if there is no such argument.
+    """
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
         if isinstance(default, int) and not isinstance(default, bool) and default > 1:
@@ -104,7 +119,11 @@ def _suggest_sweep(function: Callable[..., Any]) -> str:
 
 
 def _read_parameter(kernel: str, row: Any) -> Parameter:
-    """Return the parameter of a declared row."""
+    """Return the parameter that a row of the declaration describes.
+
+    Raises:
+        InvalidArgument: If the row is not (name, default, domain) with a tuple of different values as its domain.
+    """
     match row:
         case (str(name), default, tuple(domain)) if (
             all(isinstance(choice, (bool, int, float, str)) for choice in domain)
@@ -119,5 +138,5 @@ def _read_parameter(kernel: str, row: Any) -> Parameter:
 
 
 def _make_error(reason: str) -> InvalidArgument:
-    """Return the error for a declaration."""
+    """Return the error for a wrong declaration; the caller raises it."""
     return InvalidArgument("NKW-TUNE-PARAMETERS", reason)

@@ -16,9 +16,10 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class Report:
-    """A search and its subject.
+    """A search and its kernel.
 
-    `floor_ns` is the time at peak rates; `entry` is the name of the entry in the table, or None.
+    `reading` is the objective, one of `simulate.tune.measuring.READINGS`. `floor_ns` is the time at peak rates of the
+    launch with the default. `entry` is the name of the launch's entry in the table of tuned values, or None.
     """
 
     title: str
@@ -30,11 +31,11 @@ class Report:
 
     @property
     def gain(self) -> float:
-        """Share of the default's time that the best candidate saves."""
+        """Share of the default's time that the best candidate saves, from 0 to 1."""
         return 1 - _get_length_ns(self.search_state.best) / _get_length_ns(self.search_state.default)
 
     def make_parts(self) -> list[Part]:
-        """Return the parts of the text: default, best and gain, number of candidates, parameters, the best ten."""
+        """Return the report as parts for a terminal: times, gain, number of candidates, parameters, the best ten."""
         state = self.search_state
         floor, default, best = self.floor_ns, _get_length_ns(state.default), _get_length_ns(state.best)
         objective = (
@@ -63,12 +64,12 @@ class Report:
         return out
 
     def _refusals(self) -> str:
-        """Return the codes of refused candidates with their counts, the most frequent first."""
+        """Return the codes of refused candidates with their counts as text, the most frequent first."""
         codes = Counter(trial.outcome.code for trial in self.search_state.pruned)
         return ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
 
     def _parameters(self) -> Part:
-        """Return the table of parameters, in descending order of importance."""
+        """Return the table of parameters, in descending order of importance, with default, best value and domain."""
         importance, best = self.search_state.importance, self.search_state.best.candidate
         ordered = sorted(self.kernel.parameters, key=lambda parameter: -importance.get(parameter.name, 0.0))
         rows = [
@@ -86,7 +87,7 @@ class Report:
         return table("parameter|matters|default|best|domain", rows, left=(0, 4))
 
     def _listed(self) -> Part:
-        """Return the table of the fastest candidates."""
+        """Return the table of the ten fastest candidates, with their values that are not the default's."""
         from rich.text import Text
 
         rows: list[list[Part]] = []
@@ -99,7 +100,7 @@ class Report:
         return table("number|us|floor|values that are not the default's", rows, left=(3,))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report with the keys of docs/json.md."""
+        """Return the report as JSON types, with the keys of docs/json.md."""
         state = self.search_state
         return {
             "kernel": self.kernel.name,
@@ -137,7 +138,7 @@ class Report:
 
 
 def _get_length_ns(trial: Trial) -> float:
-    """Return the objective of a measured candidate in ns."""
+    """Return the objective of a candidate in ns; the candidate must not be refused."""
     assert trial.outcome.length_ns is not None
     return float(trial.outcome.length_ns)
 

@@ -1,4 +1,8 @@
-"""Search of candidates: optuna proposes them in batches and learns their times."""
+"""Search of candidates: optuna proposes them in batches and learns their times.
+
+A candidate is a dict with a value for each parameter. A trial is a candidate with its outcome; a trial of optuna is its
+own object for the same, which has the indices of the values in their domains.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _PROPOSALS = 8  # proposals of optuna before a candidate is chosen at random
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate with its outcome; number 0 is the default."""
+    """A candidate with its outcome; `number` counts candidates in the order of proposal, and 0 is the default."""
 
     number: int
     candidate: Candidate
@@ -35,8 +39,9 @@ class Trial:
 class SearchState:
     """State of a search.
 
-    `importance` is the share of the differences between times that each parameter explains; empty if unknown.
-    `stopped` is the interrupt that ended the search.
+    `trials` are in order of completion during the search, and by number at its end. `importance` is the share of the
+    differences between times that each parameter explains; empty until the end, or if unknown. `stopped` is the
+    interrupt that ended the search, None if it ended by itself.
     """
 
     trials: list[Trial] = field(default_factory=list)
@@ -45,30 +50,30 @@ class SearchState:
 
     @property
     def default(self) -> Trial:
-        """The default of every parameter, with its outcome."""
+        """Trial of the default of every parameter."""
         return self.trials[0]
 
     @property
     def ranked(self) -> list[Trial]:
-        """Measured candidates, fastest first; equal times are in order of fewest changes."""
+        """Trials with a time, fastest first; of equal times the one with fewer values off the default comes first."""
         measured = (trial for trial in self.trials if trial.outcome.length_ns is not None)
         return sorted(
             measured, key=lambda trial: (trial.outcome.length_ns, len(self.changes(trial)), trial.number)
         )
 
     def changes(self, trial: Trial) -> Candidate:
-        """Return the parameters of a candidate that differ from the default."""
+        """Return the values of a trial's candidate that differ from the default, by parameter."""
         default = self.default.candidate
         return {name: choice for name, choice in trial.candidate.items() if choice != default[name]}
 
     @property
     def best(self) -> Trial:
-        """The fastest candidate."""
+        """First of `ranked`: the trial of the fastest candidate."""
         return self.ranked[0]
 
     @property
     def pruned(self) -> list[Trial]:
-        """Refused candidates."""
+        """Trials of refused candidates, which have no time."""
         return [trial for trial in self.trials if trial.outcome.length_ns is None]
 
 
@@ -85,15 +90,22 @@ def search(
 ) -> SearchState:
     """Try candidates until `trials` of them, `seconds`, or all candidates are done, or the user interrupts.
 
+    A KeyboardInterrupt is stored in the state, not raised.
+
     Args:
-        default: Outcome of the default, which counts as a trial.
-        first_candidates: Candidates to try before those that optuna proposes.
-        batch: Candidates per batch.
-        notify: Called with the state of the search after every candidate.
+        kernel: The kernel with its parameters.
+        default: Outcome of the default, which counts as the first trial.
+        workers: Measure the candidates; the caller closes them.
+        first_candidates: Candidates to try before those that optuna proposes. They are tried even beyond `trials`.
+        batch: Candidates that are proposed before the first of them is measured.
+        trials: Most candidates to try, the default among them; None for no limit.
+        seconds: Time after which the search ends; None for no limit.
+        seed: Seed of all random choices.
+        notify: Called with the state of the search after every candidate; may raise KeyboardInterrupt.
 
     Returns:
-        The final state. The same seed tries the same candidates on any number of processes, unless `seconds`
-            end the search.
+        The final state. The same seed and batch try the same candidates on any number of processes, unless `seconds`
+        end the search.
 
     Raises:
         InvalidArgument: If optuna is missing.
@@ -135,9 +147,13 @@ def search(
 
 
 class Proposals:
-    """Distinct candidates that optuna's TPE sampler proposes.
+    """Source of distinct candidates that optuna's TPE sampler proposes.
 
-    optuna sees indices into domains: neighbouring numbers are similar to it, other choices are not.
+    optuna sees the indices of values in their domains, not the values. It takes neighbours in a domain of ascending
+    numbers as similar, other values as unrelated.
+
+    Raises:
+        InvalidArgument: If optuna is not installed.
     """
 
     def __init__(self, parameters: Sequence[Parameter], seed: int) -> None:
@@ -160,7 +176,7 @@ class Proposals:
         self._study = optuna.create_study(sampler=sampler)
 
     def candidate(self, trial: Any) -> Candidate:
-        """Return the candidate of an optuna trial."""
+        """Return the candidate that a trial of optuna proposes."""
         return {
             parameter.name: parameter.domain[trial.params[parameter.name]] for parameter in self._parameters
         }
@@ -170,7 +186,7 @@ class Proposals:
         return self._find_indices(candidate) not in self._seen
 
     def enqueue(self, candidate: Candidate) -> Any:
-        """Return an optuna trial for a given candidate."""
+        """Return a new optuna trial of a given candidate, and record the candidate as proposed."""
         indices = self._find_indices(candidate)
         self._seen.add(indices)
         self._study.enqueue_trial(
@@ -179,7 +195,10 @@ class Proposals:
         return self._study.ask(self._space)
 
     def next(self) -> Any:
-        """Return an optuna trial of a new candidate. At least one must remain."""
+        """Return an optuna trial of a candidate that was not proposed before, and record it as proposed.
+
+        At least one such candidate must remain. If optuna repeats itself eight times, it is chosen at random.
+        """
         for _ in range(_PROPOSALS):
             trial = self._study.ask(self._space)
             indices = tuple(trial.params[parameter.name] for parameter in self._parameters)
@@ -192,14 +211,17 @@ class Proposals:
         return self.enqueue(self._choose_at_random())
 
     def learn(self, trial: Any, outcome: Outcome) -> None:
-        """Report the time of a trial to optuna, or that it was refused."""
+        """Report the objective of a trial to optuna, or that its candidate was refused."""
         if outcome.length_ns is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         else:
             self._study.tell(trial, outcome.length_ns)
 
     def importance(self) -> dict[str, float]:
-        """Return the share of the differences between times that each parameter explains; empty if unknown."""
+        """Return the share of the differences between times that each parameter explains, by its name.
+
+        Empty with fewer than four distinct times.
+        """
         times = {trial.value for trial in self._study.get_trials(False) if trial.value is not None}
         if len(times) < _LEAST_TIMES:
             return {}
@@ -207,11 +229,11 @@ class Proposals:
         return {name: float(share) for name, share in importances.items() if share == share}
 
     def _find_indices(self, candidate: Candidate) -> tuple[int, ...]:
-        """Return the index of each chosen element in the domain of its parameter."""
+        """Return the index of each value of a candidate in its parameter's domain, in the order of the parameters."""
         return tuple(parameter.domain.index(candidate[parameter.name]) for parameter in self._parameters)
 
     def _choose_at_random(self) -> Candidate:
-        """Return the first new candidate from a random position, in the order of all candidates."""
+        """Return the first candidate not proposed before, from a random position in the order of all candidates on."""
         sizes = [len(parameter.domain) for parameter in self._parameters]
         candidate_number = self._random.randrange(prod(sizes))
         while True:
@@ -227,7 +249,7 @@ class Proposals:
             candidate_number = (candidate_number + 1) % prod(sizes)
 
     def _distribution(self, parameter: Parameter) -> Any:
-        """Return the optuna distribution of the indices of a parameter's domain."""
+        """Return the optuna distribution of a parameter's indices: integers for an ordered domain, else categories."""
         last = len(parameter.domain) - 1
         if parameter.ordered:
             return self._optuna.distributions.IntDistribution(0, last)

@@ -20,7 +20,9 @@ NAME = "TUNED"
 
 
 class Table:
-    """Table of a kernel's folder.
+    """Table of tuned values in the folder of a kernel's file, read when the object is made.
+
+    `entries` has, by name of the entry, a dict of `arguments` and `values`.
 
     Raises:
         InvalidArgument: If the file cannot be read or contains no table.
@@ -46,12 +48,21 @@ class Table:
             ) from None
 
     def values(self, entry: str) -> Mapping[str, Any]:
-        """Return the parameters of an entry; empty if it is absent."""
+        """Return the tuned values of an entry by parameter; empty if there is no such entry."""
         choices: Mapping[str, Any] = self.entries.get(entry, {}).get("values", {})
         return choices
 
     def put(self, entry: str, arguments: str, values: Candidate | None) -> None:
-        """Store the parameters of an entry and write the file; None removes the entry."""
+        """Store the tuned values of an entry and write the file.
+
+        Args:
+            entry: The name of the entry, from `make_entry_name`.
+            arguments: The arguments of the search, as text.
+            values: The tuned values by parameter; None removes the entry.
+
+        Raises:
+            InvalidArgument: If the file cannot be written.
+        """
         if values is None:
             self.entries.pop(entry, None)
         else:
@@ -62,7 +73,7 @@ class Table:
             file.write("".join(lines))
 
     def _text(self) -> str:
-        """Return the source text of the table, with a line for each parameter so that diffs are small."""
+        """Return the Python statement that assigns the table, with a line for each value so that diffs are small."""
         lines = [f"{NAME} = {{"]
         for entry in sorted(self.entries):
             row = self.entries[entry]
@@ -80,7 +91,14 @@ class Table:
 
 
 def make_entry_name(kernel: Tunable, arguments: tuple[str, ...], generation: int) -> str:
-    """Return the name of a launch's entry.
+    """Return the name of a launch's entry in the table: kernel, generation and bucket.
+
+    An example is "matmul gen2 bfloat16 1024x1024x1024".
+
+    Args:
+        kernel: The kernel.
+        arguments: The arguments of the launch, as texts of the command line.
+        generation: The generation of the chip, such as 3 for trn2.
 
     Raises:
         InvalidArgument: If the kernel's file has no function for its bucket.
@@ -96,6 +114,6 @@ def make_entry_name(kernel: Tunable, arguments: tuple[str, ...], generation: int
 
 
 def _format_literal(literal: Any) -> str:
-    """Format a literal as ruff formats it."""
+    """Format a Python literal as ruff formats it: strings in double quotes unless they contain one."""
     text = repr(literal)
     return f'"{text[1:-1]}"' if isinstance(literal, str) and text[0] == "'" and '"' not in text else text

@@ -20,10 +20,15 @@ Measured = Iterator[tuple[int, Outcome]]
 
 
 class Workers(Protocol):
-    """Protocol for measuring a batch of candidates in any order."""
+    """Protocol for measuring a batch of candidates in any order; `Here`, `Processes` and `Cluster` follow it."""
 
     def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
-        """Yield (index, outcome) of every candidate; drop the remaining ones at `deadline`, in time.monotonic."""
+        """Yield (index in the batch, outcome) of every candidate, in order of completion.
+
+        Args:
+            batch: The candidates.
+            deadline: Value of `time.monotonic` at which the iterator ends; candidates without an outcome are dropped.
+        """
 
     def close(self) -> None:
         """End all running measurements."""
@@ -36,25 +41,30 @@ class Here:
         self._bench = bench
 
     def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
-        """Measure candidates in sequence; a candidate that runs at the deadline is completed."""
+        """Measure candidates one after another, as `Workers.measure` does; one that has begun is always completed."""
         for index, candidate in enumerate(batch):
             if time.monotonic() >= deadline:
                 return
             yield index, self._bench.time_candidate(candidate)
 
     def close(self) -> None:
-        """Do nothing: no measurement runs after `measured`."""
+        """Do nothing: no measurement runs after `measure` has ended."""
 
 
 class Processes:
-    """Processes of this machine, spawned and not forked: threads of this process would be lost in a copy."""
+    """Workers in several processes of this machine.
+
+    These are spawned and not forked, because threads of this process would be lost in a copy.
+    """
 
     def __init__(self, subject: Subject, count: int, seconds: float | None = None) -> None:
         """Start `count` processes.
 
         Args:
-            seconds: Time limit of a candidate; its process is killed at the limit, and the candidate counts
-                as refused.
+            subject: The kernel with its arguments.
+            count: The number of processes.
+            seconds: Time limit of a candidate; its process is killed at the limit, and the candidate counts as
+                refused. None for no limit.
         """
         self._subject = subject
         self._seconds = inf if seconds is None else seconds
@@ -62,7 +72,11 @@ class Processes:
         self._busy: dict[Connection, tuple[_Worker, int]] = {}
 
     def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
-        """Measure as many candidates at a time as there are processes; a process that ends refuses its candidate."""
+        """Measure as many candidates at a time as there are processes, as `Workers.measure` does.
+
+        A candidate is refused if its process ends or reaches the time limit; another process takes its place.
+        Candidates that run at the deadline are not awaited, and keep their processes busy until `close`.
+        """
         pending = list(enumerate(batch))[::-1]
         while pending or self._busy:
             while pending and self._idle:
@@ -91,7 +105,15 @@ class Processes:
                     yield index, outcome
 
     def _replace(self, worker: _Worker, reason: str) -> tuple[_Worker, Outcome]:
-        """End a process; return its replacement, and the outcome of its candidate."""
+        """End a process, and start another.
+
+        Args:
+            worker: The process.
+            reason: What happened to it; `{status}` stands for its exit status.
+
+        Returns:
+            The new process, and a refusal as the outcome of the candidate that the ended process measured.
+        """
         status = worker.end()
         message = f"the process of this candidate {reason.format(status=status)}"
         return _Worker(self._subject), Outcome(code="process", why=message)
@@ -104,7 +126,7 @@ class Processes:
 
 
 class _Worker:
-    """A process that measures candidates."""
+    """A process that measures one candidate at a time: call `ask`, then `answer` when `connection` is readable."""
 
     def __init__(self, subject: Subject) -> None:
         starting = multiprocessing.get_context("spawn")
@@ -113,16 +135,16 @@ class _Worker:
         self._process.start()
         theirs.close()  # the pipe then closes when the process ends
         self.asked_at = inf
-        """Time at which the last candidate was sent, in time.monotonic."""
+        """Time at which the last candidate was sent, in `time.monotonic`; infinity before the first."""
 
     def ask(self, candidate: Candidate) -> None:
-        """Send the process a candidate."""
+        """Send the process a candidate, without waiting for its outcome; does not fail if the process has ended."""
         self.asked_at = time.monotonic()
         with suppress(OSError):  # `answer` reports a process that has ended
             self.connection.send(dict(candidate))
 
     def answer(self) -> Outcome | None:
-        """Return the outcome that is ready, or None if the process has ended."""
+        """Wait for the outcome of the last candidate and return it, or None if the process has ended."""
         try:
             outcome: Outcome = self.connection.recv()
             return outcome
@@ -130,7 +152,7 @@ class _Worker:
             return None
 
     def end(self) -> int | None:
-        """End the process and return its exit status."""
+        """End the process by SIGTERM, after two seconds by SIGKILL, and return its exit status, negative for a signal."""
         self._process.terminate()
         self._process.join(_GRACE_SECONDS)
         self._process.kill()  # in case the kernel ignores the signal
@@ -140,7 +162,7 @@ class _Worker:
 
 
 def _measure(connection: Connection, subject: Subject) -> None:
-    """Answer candidates until the pipe is closed."""
+    """Receive candidates and send their outcomes until the pipe is closed; the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     bench = make_bench_in_process(subject)

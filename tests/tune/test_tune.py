@@ -260,7 +260,7 @@ def test_refuses_a_script_given_values_and_what_is_no_count(capsys: Capture) -> 
     assert main(["tune", "doubled.py"]) == 2
     assert "doubled.py names no kernel" in capsys.readouterr().err
     assert main([*SMALL, "tuning={}"]) == 2
-    assert "tuning= is chosen by the search" in capsys.readouterr().err
+    assert "the arguments set tuning=, which the search chooses; leave it out" in capsys.readouterr().err
     for option in ("--trials=0", "--seconds=0", "--jobs=none", "--seed=-1"):
         with pytest.raises(SystemExit) as left:
             main([*SMALL, option])
