@@ -1,4 +1,10 @@
-"""Calibration: predicts kernels with changed numbers, and finds the changes that explain measured times."""
+"""Calibration: predicts kernels with changed numbers, and finds the changes that explain measured times.
+
+A number is a field of the hardware record, or an entry of a field that is a table (`Parameter`). A change is the
+natural logarithm of a changed number over the recorded one. The elasticity of a predicted time by a number is the
+relative growth of the time over the relative growth of the number: 1 if both double together, 0 if the number does not
+matter.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +36,12 @@ _SETTLED = 0.005  # largest logarithmic change between rounds that counts as con
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A number that measured times contradict. `change` and `error` are natural logarithms.
+    """A number that measured times contradict.
 
-    `kernels` counts the times that depend on the number. `before` and `after` are their median errors by the
-    record, and with all changes. `instead` lists numbers that explain the times nearly as well; if it is
-    empty, the number is determined.
+    `recorded` is its value in the record. `change` is the natural logarithm of the implied value over that, `error` its
+    standard error. `kernels` counts the measured times that depend on the number. `before` and `after` are the medians
+    of |predicted / measured - 1| of these times, by the record and with all changes. `instead` lists numbers that
+    explain the times nearly as well; if it is empty, the number is determined.
     """
 
     number: Parameter
@@ -48,12 +55,12 @@ class Contradiction:
 
     @property
     def determined(self) -> bool:
-        """Whether no further number explains the times as well."""
+        """Whether no other number explains the times nearly as well."""
         return not self.instead
 
     @property
     def measured(self) -> float:
-        """Number that the measurements imply."""
+        """Value of the number that the measured times imply, in the unit of the record."""
         return self.recorded * math.exp(self.change)
 
 
@@ -62,7 +69,8 @@ class Calibration:
     """Outcome of a calibration for a chip.
 
     `times_ns` has (measured, predicted by the record, predicted with all changes) for every kernel by name.
-    `undecided` lists numbers on which none of these times depends.
+    `contradictions` are in descending order of change. `outliers` names kernels that no change explains. `undecided`
+    lists numbers on which none of these times depends. `skipped` has the measurements that could not be predicted.
     """
 
     record: Hardware
@@ -74,12 +82,16 @@ class Calibration:
 
     @property
     def median_errors(self) -> tuple[float, float]:
-        """Median of |predicted / measured - 1| by the record, and with the changes."""
+        """Medians over all kernels of |predicted / measured - 1|: by the record, and with all changes."""
         rows = np.array(list(self.times_ns.values()))
         return tuple(float(np.median(np.abs(rows[:, column] / rows[:, 0] - 1.0))) for column in (1, 2))  # type: ignore[return-value]
 
     def overlay(self, source: str) -> dict[str, dict[str, Any]]:
-        """Return the overlay for this chip: the determined numbers, and those of an overlay in use."""
+        """Return the overlay for this chip, by field: the determined numbers, and those of an overlay in use.
+
+        Args:
+            source: The source that the overlay gives for the determined numbers; their count of kernels is added.
+        """
         determined = [contradiction for contradiction in self.contradictions if contradiction.determined]
         sources = {
             contradiction.number: f"{source}: {contradiction.kernels} kernels" for contradiction in determined
@@ -92,6 +104,12 @@ class Calibration:
 def calibrate(target: str, measurements: Sequence[Measurement]) -> Calibration:
     """Find the numbers of a chip's record that measurements contradict.
 
+    Launches every kernel dry once, and predicts it many times; shows progress on stderr.
+
+    Args:
+        target: The chip.
+        measurements: Measured times of kernels on this chip.
+
     Raises:
         InvalidArgument: If fewer than four measurements can be predicted.
     """
@@ -101,8 +119,8 @@ def calibrate(target: str, measurements: Sequence[Measurement]) -> Calibration:
         reasons = "; ".join(f"{skip.name}: {skip.why}" for skip in skipped[:3])
         raise InvalidArgument(
             "NKW-CALIBRATE",
-            f"{len(kernels)} measured times of {target} can be used; {FEWEST} at least tell a number from an outlier"
-            + (f" ({reasons})" if reasons else ""),
+            f"{len(kernels)} measured times of {target} can be used, and at least {FEWEST} tell a wrong number from an "
+            "outlier; measure more kernels" + (f" (left out: {reasons})" if reasons else ""),
         )
     start = point = _Point.predict(record, {}, kernels)
     solution = _solve_changes(point, record, lenient=True)
@@ -120,7 +138,10 @@ def calibrate(target: str, measurements: Sequence[Measurement]) -> Calibration:
 def _select_usable(
     record: Hardware, measurements: Sequence[Measurement]
 ) -> tuple[list[Measurement], list[Skipped]]:
-    """Return the measurements that can be predicted, and the skipped ones with reasons."""
+    """Return the measurements that can be predicted, and the others with the reasons; launches each kernel once.
+
+    Any error of a kernel's launch, or a predicted time of 0, is a reason.
+    """
     usable, skipped = [], []
     for measurement in measurements:
         try:
@@ -138,7 +159,12 @@ def _select_usable(
 
 @dataclass(frozen=True)
 class _Point:
-    """A changed record, the logarithms of all predicted times, and their elasticities by kernel and number."""
+    """Predictions with a changed record: times and their elasticities, between which the solver interpolates.
+
+    `changes` has the changes of numbers. `logs` are the natural logarithms of the predicted times in ns, by kernel.
+    `rows` has the elasticities by number for each kernel, `elasticities` the same as [kernels, numbers] with 0 for
+    absent ones, and `numbers` its columns.
+    """
 
     changes: Mapping[Parameter, float]
     kernels: Sequence[Measurement]
@@ -158,7 +184,10 @@ class _Point:
         """Predict every kernel with changed numbers, and the elasticity of its time by each number.
 
         Args:
-            previous: An earlier point. Numbers with a slight elasticity there count as 0 here.
+            record: The record of the chip.
+            changes: The changes to apply to it.
+            kernels: The measurements.
+            previous: An earlier point. Where a kernel's elasticity was slight there, it counts as 0 here.
         """
         changed_record = change_record(record, changes)
         logs: list[float] = []
@@ -190,25 +219,27 @@ class _Point:
         return cls(changes, kernels, np.array(logs), rows, all_numbers, matrix)
 
     def idle(self, kernel_index: int) -> set[Parameter]:
-        """Return the numbers with a slight elasticity for a kernel."""
+        """Return the numbers by which the time of a kernel, given by its index, has an elasticity of nearly 0."""
         return {number for number, elasticity in self.rows[kernel_index].items() if abs(elasticity) < _SLIGHT}
 
     @property
     def ratios(self) -> np.ndarray:
-        """Logarithms of measured over predicted times."""
+        """Natural logarithms of measured over predicted times, by kernel."""
         return np.array([math.log(kernel.measured_ns) for kernel in self.kernels]) - self.logs
 
 
 def find_elasticities(
     growth: Callable[[Sequence[Parameter]], float], numbers: Sequence[Parameter]
 ) -> dict[Parameter, float]:
-    """Return the elasticity of a time by number.
+    """Return the elasticity of a kernel's time by each number; positive if a larger number takes longer.
+
+    Several numbers are changed together first. If they make no difference, each has an elasticity of 0; else they are
+    halved. This is right if no slower number makes the kernel faster. Only anomalies of the list scheduler do that, and
+    they are small in long launches.
 
     Args:
-        growth: Returns the relative growth of the time if some numbers get slower together.
-
-    A slower number makes a launch faster only by anomalies of the list scheduler, which are small in long
-    launches. So if several numbers together make no difference there, none of them does.
+        growth: Returns the relative growth of the time over that of the numbers, if some numbers get slower together.
+        numbers: The numbers.
     """
     if not numbers:
         return {}
@@ -222,7 +253,13 @@ def find_elasticities(
 
 
 def _solve_changes(point: _Point, record: Hardware, lenient: bool) -> Solution:
-    """Solve for the changes of the record, with the elasticities at a point."""
+    """Solve for the changes of the record that explain all times, with the elasticities at a point.
+
+    Args:
+        point: The predictions.
+        record: The record of the chip, without changes.
+        lenient: Whether numbers enter more easily, see `solve`.
+    """
     changes = np.array([point.changes.get(number, 0.0) for number in point.numbers])
     return solve(
         Problem(
@@ -237,7 +274,7 @@ def _solve_changes(point: _Point, record: Hardware, lenient: bool) -> Solution:
 
 
 def _is_converged(before: Mapping[Parameter, float], after: Mapping[Parameter, float]) -> bool:
-    """Return whether two sets of changes have the same numbers and differ slightly at most."""
+    """Return whether two sets of changes have the same numbers, and no change differs by 0.005 or more."""
     return before.keys() == after.keys() and all(
         abs(after[number] - before[number]) < _SETTLED for number in after
     )
@@ -251,7 +288,16 @@ def _make_calibration(
     kernels: Sequence[Measurement],
     skipped: Sequence[Skipped],
 ) -> Calibration:
-    """Return the calibration of a solution, with errors and predicted times before and after."""
+    """Return the calibration of a solution, with errors and predicted times before and after.
+
+    Args:
+        record: The record of the chip.
+        first: The predictions by the record.
+        last: The predictions from which the solution was computed.
+        solution: The changes.
+        kernels: The measurements that were used.
+        skipped: The measurements that could not be predicted.
+    """
     before, after = (np.abs(np.expm1(-point.ratios)) for point in (first, last))
     contradictions = []
     for index, change, error, instead in zip(

@@ -25,7 +25,11 @@ from simulate.timing import Reading
 
 
 def calibrate_command(options: argparse.Namespace) -> int:
-    """Calibrate every measured chip, print the report and write the requested files; return the exit status."""
+    """Calibrate every measured chip, print the report, and write the overlay and the document that are requested.
+
+    Returns:
+        The exit status: 0, or 2 with an error on stderr if no chip could be calibrated or a file cannot be used.
+    """
     try:
         if options.hardware is not None:
             use_overlay(options.hardware)
@@ -51,7 +55,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
 
 def _list_inputs(options: argparse.Namespace) -> list[str]:
-    """Return the files that the command reads."""
+    """Return the paths of the files that the command reads, which no output may replace."""
     folders = [path for path in options.results if is_folder(path)]
     read = [folder / name for folder in folders for name in ("bundle.json", "result/result.json")]
     overlay = os.environ.get(HARDWARE_VARIABLE)
@@ -59,10 +63,13 @@ def _list_inputs(options: argparse.Namespace) -> list[str]:
 
 
 def _load_measurements(options: argparse.Namespace) -> tuple[dict[str, list[Measurement]], list[Skipped]]:
-    """Return the measurements of all results by chip, and the skipped kernels.
+    """Read the measurements of all results that the options name.
+
+    Returns:
+        The measurements by chip, and the kernels that were skipped with the reasons.
 
     Raises:
-        InvalidArgument: If no measurement is usable.
+        InvalidArgument: If no measurement is usable, or if a folder or file contains neither results nor measurements.
     """
     by_target: dict[str, list[Measurement]] = defaultdict(list)
     skipped: list[Skipped] = []
@@ -75,13 +82,14 @@ def _load_measurements(options: argparse.Namespace) -> tuple[dict[str, list[Meas
         reasons = "; ".join(f"{skip.name}: {skip.why}" for skip in skipped[:3])
         raise InvalidArgument(
             "NKW-CALIBRATE",
-            "the results contain no usable measurement of a kernel" + (f" ({reasons})" if reasons else ""),
+            "the results contain no usable measurement of a kernel; docs/calibrate.md says which are"
+            + (f" (left out: {reasons})" if reasons else ""),
         )
     return by_target, skipped
 
 
 def _write_overlay(out: OutputFile, calibrations: Sequence[Calibration], options: argparse.Namespace) -> None:
-    """Write the overlay and print the number of replaced numbers."""
+    """Write the overlay of all calibrated chips as JSON, and print how many numbers it replaces."""
     source = "nkw calibrate of " + ", ".join(path.name or str(path) for path in options.results)
     content: dict[str, Any] = {
         calibration.record.name: calibration.overlay(source) for calibration in calibrations

@@ -1,4 +1,9 @@
-"""Measured times of kernels, from results of bundles and from files of the fidelity bench."""
+"""Measured times of kernels, from results of bundles and from files of the fidelity bench.
+
+A bundle is a folder in which `nkw bundle` puts kernels for a machine with chips, and that machine its results. An entry
+is a JSON object with the measured time of one kernel. The fidelity bench (`benchmarks/fidelity`) keeps files of entries
+from publications, whose kernels are described in words.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,17 @@ _NORMAL = 1.349
 
 
 def read_measurements(path: Path, reading: Reading) -> tuple[list[Measurement], list[Skipped]]:
-    """Read the measurements of a bundle's folder or of a file of entries; also return the skipped ones.
+    """Read the measurements of a bundle's folder or of a file of entries.
+
+    Args:
+        path: Folder of a bundle, its folder `result`, or a JSON file with a list of entries.
+        reading: The reading by which the times are predicted.
+
+    Returns:
+        The measurements; and the entries that cannot be used, with the reasons.
 
     Raises:
-        InvalidArgument: If the folder or the file contains neither.
+        InvalidArgument: If the folder has no bundle with results, or the file no list of entries.
     """
     if is_folder(path):
         folder = path.resolve()
@@ -50,7 +62,11 @@ def read_measurements(path: Path, reading: Reading) -> tuple[list[Measurement], 
 
 
 def _read_entries(path: Path) -> list[Any]:
-    """Return the entries of a JSON file."""
+    """Return the list in a JSON file, whose elements are not checked.
+
+    Raises:
+        InvalidArgument: If the file cannot be read, is no JSON, or is no list.
+    """
     try:
         content = json.loads(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -64,10 +80,15 @@ def _read_entries(path: Path) -> list[Any]:
 
 
 def _make_measurement(name: str, entry: Entry, reading: Reading) -> Measurement:
-    """Return the measurement of an entry.
+    """Return the measurement of an entry, with the predictor of its kernel.
+
+    Args:
+        name: The name of the measurement in reports.
+        entry: The entry.
+        reading: The reading by which the time is predicted.
 
     Raises:
-        InvalidArgument: If a field is missing, malformed or out of range.
+        InvalidArgument: If a field is missing, malformed or out of range, or if the kernel or its arguments are wrong.
     """
     kernel, shapes, target, clock = (
         _get_string(entry, field) for field in ("kernel", "shapes", "target", "measured")
@@ -86,7 +107,7 @@ def _make_measurement(name: str, entry: Entry, reading: Reading) -> Measurement:
 
 
 def _get_string(entry: Entry, name: str) -> str:
-    """Return a field that must be a string."""
+    """Return a field of an entry; raise InvalidArgument if it is missing or no string."""
     text = entry.get(name)
     if not isinstance(text, str):
         raise _make_error(f"its {name} is {text!r:.40}; it must be a string")
@@ -94,7 +115,10 @@ def _get_string(entry: Entry, name: str) -> str:
 
 
 def _get_spread(entry: Entry) -> float:
-    """Return the standard deviation of an entry in us, 0 without a spread."""
+    """Return the standard deviation of an entry's time in us, from its interquartile range `spread_us`.
+
+    Returns 0 without a spread; raises InvalidArgument if it is no number from 0 to 1e12.
+    """
     metrics = entry.get("metrics")
     spread = metrics.get("spread_us", 0.0) if isinstance(metrics, dict) else 0.0
     if isinstance(spread, bool) or not isinstance(spread, (int, float)) or not 0.0 <= spread <= 1e12:
@@ -103,7 +127,11 @@ def _get_spread(entry: Entry) -> float:
 
 
 def _read_bench_measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
-    """Read measurements whose kernels are described in words, with the fidelity bench of a checkout."""
+    """Read measurements whose kernels are described in words, with the fidelity bench in the current folder.
+
+    Raises:
+        InvalidArgument: If the current folder is no checkout of the repository.
+    """
     try:
         with importing_from(Path.cwd()):
             bench = importlib.import_module("benchmarks.fidelity.calibration")
@@ -120,5 +148,5 @@ def _read_bench_measurements(path: Path) -> tuple[list[Measurement], list[Skippe
 
 
 def _make_error(reason: str) -> InvalidArgument:
-    """Return the error for a file or an entry."""
+    """Return the error for a wrong file or entry; the caller raises it."""
     return InvalidArgument("NKW-CALIBRATE", shown(reason))

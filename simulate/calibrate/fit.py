@@ -1,7 +1,8 @@
 """Regularised robust least squares for the changes of numbers that explain ratios of times.
 
 r = J x + e: r are the logarithms of measured over predicted times, x those of changed over recorded numbers,
-J the elasticities of the predicted times. The errors e have a Student distribution with 3 degrees of freedom.
+J the elasticities of the predicted times: relative growth of a time over relative growth of a number. All logarithms
+are natural. The errors e have a Student distribution with 3 degrees of freedom.
 Its weight decreases for outliers, so that no outlier decides anything. A change costs (x / likely)^2, so
 numbers that the vendor documents move last.
 
@@ -37,9 +38,9 @@ _NOTICED = math.log(1.15)  # least distance of an outlier: 15 %
 class Problem:
     """Ratios of times and the numbers on which they may depend.
 
-    `ratios` are log(measured / predicted) by kernel. `elasticities` are [kernels, numbers]. `spreads` are the
-    relative spreads of the times. `likely` is the standard deviation of each number's change, `most` its
-    largest change, both logarithmic.
+    `ratios` are log(measured / predicted) by kernel [kernels]. `elasticities` are [kernels, numbers]. `spreads` are the
+    standard deviations of the measured times over these times [kernels]. `likely` is the standard deviation of each
+    number's change before any measurement, `most` its largest change, both logarithms [numbers].
     """
 
     ratios: np.ndarray
@@ -51,10 +52,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """Solution: the changed numbers by index, their changes, standard errors and alternatives.
+    """Numbers whose changes explain the ratios, as columns of `Problem.elasticities`, with their changes.
 
-    `instead` lists for each number the alternatives that explain the times nearly as well. `outliers` are
-    indices of kernels that no change explains. `scale` is the scale of the remaining errors.
+    `changes` and their standard `errors` are logarithms. `instead` lists for each number the numbers that explain the
+    times nearly as well in its place. `outliers` are indices of kernels that no change explains. `scale` is the scale
+    of the remaining errors, relative to the times.
     """
 
     numbers: tuple[int, ...]
@@ -67,9 +69,10 @@ class Solution:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A set of numbers with their best changes.
+    """A set of numbers with their changes, and how well these explain the ratios.
 
-    `costs` are those of the kernels; `total` includes those of the changes.
+    `costs` has the cost of each kernel, -2 times its log likelihood up to a constant. `total` is their sum plus the
+    cost of the changes. `scale` is the scale of the errors that minimises the costs.
     """
 
     numbers: tuple[int, ...]
@@ -80,11 +83,15 @@ class _Fit:
 
 
 def solve(problem: Problem, lenient: bool = False) -> Solution:
-    """Find the changes that explain the ratios of at least `FEWEST` kernels.
+    """Find the numbers, at most eight, whose changes explain the ratios of at least `FEWEST` kernels.
 
     Args:
-        lenient: Let numbers enter for a smaller gain. Suits elasticities that are inexact over the range of
-            the changes.
+        problem: The ratios and elasticities.
+        lenient: Whether numbers enter for a smaller gain. Suits elasticities that are inexact over the range of the
+            changes.
+
+    Returns:
+        The solution, without any number if none explains enough.
     """
     kernels, numbers = problem.elasticities.shape
     fit = _fit_numbers(problem, ())
@@ -124,14 +131,14 @@ def _list_supported(problem: Problem, taken: Sequence[int]) -> list[int]:
 
 
 def _robust_gain(before: _Fit, after: _Fit) -> float:
-    """Return the decrease of the cost between fits, without the kernel that gains most."""
+    """Return the decrease of the total cost from one fit to another, without the gain of the kernel that gains most."""
     gains = before.costs - after.costs
     change = before.total - after.total
     return float(change - max(gains.max(), 0.0))
 
 
 def _exchange_numbers(problem: Problem, fit: _Fit) -> _Fit:
-    """Exchange numbers of a fit for others, as long as that lowers the total cost."""
+    """Return a fit with as many numbers, some of them exchanged one by one while that lowers the total cost."""
     for _ in range(_MOST_NUMBERS):
         fits = [fit]
         for removed in fit.numbers:
@@ -148,7 +155,7 @@ def _exchange_numbers(problem: Problem, fit: _Fit) -> _Fit:
 
 
 def _prune_numbers(problem: Problem, fit: _Fit, penalty: float) -> _Fit:
-    """Remove numbers whose gain is below the penalty."""
+    """Return a fit without the numbers whose robust gain is below the penalty, removed one by one, least gain first."""
     while fit.numbers:
         reduced_fits = [
             _fit_numbers(problem, tuple(number for number in fit.numbers if number != removed), fit)
@@ -162,10 +169,13 @@ def _prune_numbers(problem: Problem, fit: _Fit, penalty: float) -> _Fit:
 
 
 def _fit_numbers(problem: Problem, numbers: tuple[int, ...], start: _Fit | None = None) -> _Fit:
-    """Fit the changes of some numbers.
+    """Fit the changes of some numbers, all others unchanged, and return the fit of lowest total cost.
 
-    Starts from the changes of `start`, and from every change of the last number that explains a single
-    kernel.
+    Args:
+        problem: The ratios and elasticities.
+        numbers: The numbers to change.
+        start: A fit whose changes are a starting point. If it lacks the last number, further starts give this number
+            the changes that would explain the remaining ratio of a single kernel.
     """
     start_changes = dict(zip(start.numbers, start.changes)) if start is not None else {}
     initial = np.array([start_changes.get(number, 0.0) for number in numbers])
@@ -191,7 +201,10 @@ def _fit_numbers(problem: Problem, numbers: tuple[int, ...], start: _Fit | None 
 
 
 def _descend(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
-    """Improve changes by reweighted least squares until the total cost no longer decreases."""
+    """Return the fit to which reweighted least squares leads from some changes, each of them at most `Problem.most`.
+
+    Ends when the total cost no longer decreases.
+    """
     matrix, prior = problem.elasticities[:, numbers], 1.0 / problem.likely[list(numbers)] ** 2
     largest = problem.most[list(numbers)]
     fit = _evaluate(problem, numbers, changes)
@@ -207,13 +220,13 @@ def _descend(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) ->
 
 
 def _compute_weights(problem: Problem, fit: _Fit) -> np.ndarray:
-    """Return the weight of each kernel at a fit."""
+    """Return the weight of each kernel in the least squares at a fit; the larger its error, the lower its weight."""
     residuals = problem.ratios - problem.elasticities[:, fit.numbers] @ fit.changes
     return (_FREEDOM + 1.0) / (_FREEDOM * (fit.scale**2 + problem.spreads**2) + residuals**2)
 
 
 def _evaluate(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
-    """Return the costs of changes, at the scale of errors that minimises them."""
+    """Return the fit with exactly these changes, whose costs are at the scale of errors that minimises them."""
     residuals = problem.ratios - problem.elasticities[:, numbers] @ changes
     squares = _SCALES[:, None] ** 2 + problem.spreads**2
     costs = (_FREEDOM + 1.0) * np.log1p(residuals**2 / (_FREEDOM * squares)) + np.log(squares)
@@ -229,7 +242,10 @@ def _evaluate(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -
 
 
 def _estimate_errors(problem: Problem, fit: _Fit, residuals: np.ndarray) -> np.ndarray:
-    """Return the standard errors of the changes from the curvature at the fit."""
+    """Return the standard errors of the changes of a fit, from the curvature of its cost; empty without numbers.
+
+    `residuals` is not used.
+    """
     if not fit.numbers:
         return np.zeros(0)
     matrix = problem.elasticities[:, fit.numbers]
@@ -239,7 +255,10 @@ def _estimate_errors(problem: Problem, fit: _Fit, residuals: np.ndarray) -> np.n
 
 
 def _find_alternatives(problem: Problem, fit: _Fit, index: int) -> tuple[int, ...]:
-    """Return the numbers that explain the times nearly as well as the number at `index`."""
+    """Return the numbers, best first, that explain the times nearly as well as the fit's number at `index`.
+
+    Each takes the place of that number, while the other numbers of the fit stay.
+    """
     remaining = tuple(entry for number, entry in enumerate(fit.numbers) if number != index)
     reduced = _fit_numbers(problem, remaining, fit)
     fits = [

@@ -1,4 +1,4 @@
-"""A measured time of a kernel by name, and its prediction."""
+"""A measured time of a kernel, and its prediction by any hardware record."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from simulate.world import launch
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement on a chip, and its prediction.
+    """A measured time of a kernel on a chip, and its prediction.
 
-    `target` is the chip's name. `spread` is the standard deviation over the time, 0 if unknown.
+    `target` is the chip's name. `spread` is the standard deviation over the measured time, 0 if unknown. `predict()`
+    returns the predicted time in ns.
     """
 
     name: str
@@ -34,11 +35,18 @@ class Measurement:
 
 
 def resolve_call(kernel_name: str, arguments: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return the function that FILE.py:NAME or MODULE:NAME names, and its positional arguments.
+    """Import the kernel that FILE.py:NAME or MODULE:NAME names, and parse its arguments.
+
+    Args:
+        kernel_name: The name.
+        arguments: The arguments as one text of a command line, such as 'bf16[128,512] 4'.
+
+    Returns:
+        The kernel as a plain function; and all its arguments in the order of its parameters, with defaults.
 
     Raises:
-        InvalidArgument: If the kernel does not exist, if a text is no argument, or if the kernel does not
-            accept the arguments.
+        InvalidArgument: If the kernel does not exist, if a text is no argument, if the kernel does not accept the
+            arguments, or if it has keyword-only parameters.
     """
     with importing_from(find_import_folder(kernel_name)):
         kernel = unwrap_kernel(load_callable(kernel_name))
@@ -68,10 +76,10 @@ def resolve_call(kernel_name: str, arguments: str) -> tuple[Callable[..., Any], 
 
 
 class Predictor:
-    """Predicted time of a measured kernel in ns, by the record that currently represents the chip.
+    """Callable that predicts the time of a measured kernel in ns, by the record that `hardware` returns at the call.
 
-    The kernels are launched dry on the first call. Later calls time the same launches by the current record,
-    with its costs. Numbers that overlays change do not change instructions.
+    The kernels are launched dry on the first call. Later calls time the same launches by the record of that moment,
+    with its costs, because numbers that overlays change do not change instructions.
     """
 
     def __init__(
@@ -86,7 +94,8 @@ class Predictor:
         Args:
             chip: Returns the current record.
             launch_kernels: Makes the dry launches.
-            get_time: Returns the measured part of the timelines, in ns.
+            reading: The reading by which they are timed.
+            get_time: Returns the time in ns that was measured, from the record, the launches and their timelines.
         """
         self._chip = chip
         self._launched = launch_kernels
@@ -95,11 +104,11 @@ class Predictor:
         self._remembered: tuple[list[tuple[Any, ...]], list[Timeline]] | None = None
 
     def __call__(self, remember: bool = False) -> float:
-        """Predict the time in ns. Errors of the launch pass through.
+        """Predict the time in ns by the current record. Errors of the launch pass through.
 
         Args:
-            remember: Keep the timelines, so that later calls with equal decisive numbers do not schedule
-                again.
+            remember: Keep the timelines, so that later calls need not schedule again if all numbers that decide the
+                schedule are equal.
         """
         chip = self._chip()
         launches = [launch.on(chip) for launch, _ in self._recorded]
@@ -118,18 +127,18 @@ class Predictor:
 
     @property
     def instructions(self) -> int:
-        """Number of instructions of all launches."""
+        """Number of instructions of all launches; makes the launches if no call has made them."""
         return sum(len(stream) for launch, _ in self._recorded for stream in launch.streams)
 
     def list_numbers(self) -> list[Parameter]:
-        """Return the numbers that may decide the time; all numbers if nothing is launched."""
+        """Return the numbers of the record that may decide the time; if there are no launches, all replaceable ones."""
         chip = self._chip()
         launches = [launch.on(chip) for launch, _ in self._recorded]
         return list_deciding(chip, launches) if launches else list_parameters(chip)
 
     @cached_property
     def _recorded(self) -> list[tuple[Launch, Dependences]]:
-        """Launches with their dependences, without the outputs of the kernels."""
+        """Dry launches with their dependences, without the outputs of the kernels; made at the first access."""
         every_read = self._reading is Reading.scheduled
         return [
             (replace(launch, outputs=[]), dependences(launch.streams, every_read))
@@ -140,10 +149,21 @@ class Predictor:
 def make_predictor(
     kernel_name: str, arguments: str, target: str, cores: int, on_host: bool, reading: Reading
 ) -> Predictor:
-    """Return the predictor of a kernel by name, including the overhead of a benchmark or of a synchronous call.
+    """Return the predictor of a kernel by name.
+
+    Its time includes the overhead of a benchmark on the device; or of kernel start, kernel end and a synchronous call,
+    if it was measured on the host.
+
+    Args:
+        kernel_name: FILE.py:NAME or MODULE:NAME.
+        arguments: The arguments as one text of a command line.
+        target: The chip.
+        cores: The physical cores of the launch, 1 or 2.
+        on_host: Whether the time was measured by the clock of the host.
+        reading: The reading by which the kernel is timed.
 
     Raises:
-        InvalidArgument: As for `named_call`.
+        InvalidArgument: As `resolve_call`.
     """
     kernel, positional = resolve_call(kernel_name, arguments)
 

@@ -1,4 +1,8 @@
-"""Numbers of a hardware record as parameters of a calibration; every entry of a table is a separate parameter."""
+"""Numbers of a hardware record as parameters of a calibration.
+
+Every entry of a table by number of ranks is a separate parameter. The change of a number is the natural logarithm of
+its new value over its recorded value.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ guesses of this project.
 
 @dataclass(frozen=True, order=True)
 class Parameter:
-    """A field of the record; for a table by number of ranks, `ranks` selects the entry."""
+    """Number of a hardware record: a field by name; `ranks` selects the entry if the field is a table, else None."""
 
     field: str
     ranks: int | None = None
@@ -51,26 +55,29 @@ class Parameter:
         return self.field if self.ranks is None else f"{self.field}[{self.ranks}]"
 
     def value(self, record: Hardware) -> float:
-        """Return the number in a record."""
+        """Return the value of the number in a record, in the unit of the field."""
         field_content = getattr(record, self.field)
         return float(field_content if self.ranks is None else field_content[self.ranks])
 
     def likely(self, record: Hardware) -> float:
-        """Return the standard deviation of the number's change, as in `LIKELY`."""
+        """Return the standard deviation of the number's change, by its confidence in a record (`LIKELY`)."""
         return LIKELY[record.provenance[self.field].confidence]
 
     def most(self, record: Hardware) -> float:
-        """Return the largest change as a logarithm; a share grows to 1 at most."""
+        """Return the largest change of the number in a record: log(100), or for a share the change to a value of 1."""
         return -math.log(self.value(record)) if self.field.endswith("_fraction") else math.log(100.0)
 
     @property
     def slower(self) -> float:
-        """Sign of a change that makes a kernel slower: 1 for a time, -1 for a rate."""
+        """Sign of a change that makes kernels slower: 1.0 for a time, -1.0 for a rate or a clock."""
         return -1.0 if self.field.endswith(_RATES) or "gb_per_s" in self.field else 1.0
 
 
 def change_record(record: Hardware, changes: Mapping[Parameter, float]) -> Hardware:
-    """Return the record with each number multiplied by the exponential of its change."""
+    """Return a copy of the record with each number multiplied by the exponential of its change.
+
+    Returns the record itself if all changes are 0.
+    """
     numbers: dict[str, Number] = {}
     for parameter, change in changes.items():
         if change:
@@ -82,14 +89,17 @@ def change_record(record: Hardware, changes: Mapping[Parameter, float]) -> Hardw
 
 
 def _scale_number(number: Any, parameter: Parameter, factor: float) -> Any:
-    """Return a number, or a table with a single entry, multiplied by a factor."""
+    """Return the content of a parameter's field, with its number, or only its entry of a table, times a factor."""
     if parameter.ranks is None:
         return number * factor
     return {**number, parameter.ranks: number[parameter.ranks] * factor}
 
 
 def list_deciding(record: Hardware, launches: Sequence[Launch]) -> list[Parameter]:
-    """Return the numbers that may decide the time of launches: those in the terms of their costs, and all waits."""
+    """Return the numbers that may decide the time of launches: those that their instructions' costs name, and `_WAITS`.
+
+    Sorted by name, without fields that an overlay cannot replace.
+    """
     names = {
         number
         for launch in launches
@@ -102,7 +112,12 @@ def list_deciding(record: Hardware, launches: Sequence[Launch]) -> list[Paramete
 
 
 def list_parameters(record: Hardware, names: Iterable[str] | None = None) -> list[Parameter]:
-    """Return the parameters of some fields, or of all, by name, without fields that an overlay cannot replace."""
+    """Return the parameters of fields, sorted by name, without fields that an overlay cannot replace.
+
+    Args:
+        record: The record.
+        names: The fields; None for all.
+    """
     parameters: list[Parameter] = []
     for name in sorted(set(record.provenance if names is None else names)):
         if not replaceable(name):
@@ -118,7 +133,15 @@ def list_parameters(record: Hardware, names: Iterable[str] | None = None) -> lis
 def make_overlay(
     record: Hardware, changes: Mapping[Parameter, float], sources: Mapping[Parameter, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the numbers of an overlay: changed numbers with sources, and numbers that `record` has from an overlay."""
+    """Return the entries of an overlay for a chip, by field, as JSON types.
+
+    They are the changed numbers, rounded, and the numbers that `record` has from an overlay already.
+
+    Args:
+        record: The record.
+        changes: The changes.
+        sources: The source of each changed number.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for name in record.replaced:
         number = record.provenance[name]
@@ -138,7 +161,7 @@ def make_overlay(
 
 
 def round_number(parameter: Parameter, record: Hardware, change: float) -> float:
-    """Return the changed number to four digits, as an integer if the record has an integer."""
+    """Return a number of the record after a change, rounded to four digits; to an integer, at least 1, if it is one."""
     number = parameter.value(record) * math.exp(change)
     content = getattr(record, parameter.field)
     is_integer = isinstance(content if parameter.ranks is None else content[parameter.ranks], int)
@@ -146,10 +169,10 @@ def round_number(parameter: Parameter, record: Hardware, change: float) -> float
 
 
 def _to_json(number: Any) -> Any:
-    """Return a number or a table with JSON keys."""
+    """Return a number as it is, or a table by ranks as a dict whose keys are strings."""
     return {str(ranks): entry for ranks, entry in number.items()} if isinstance(number, Mapping) else number
 
 
 def _describe_number(source: str, confidence: str, note: str) -> dict[str, str]:
-    """Return the fields of an overlay's row that describe a number."""
+    """Return the fields of an overlay's entry other than its value; an empty note is left out."""
     return {"source": source, "confidence": confidence, **({"note": note} if note else {})}

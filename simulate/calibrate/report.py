@@ -14,7 +14,7 @@ _MOST_NAMED = 6
 
 
 def make_parts(calibration: Calibration) -> list[Part]:
-    """Return the parts of the text of a chip."""
+    """Return the report of a chip as parts for a terminal: determined numbers, then remarks on all others."""
     before, after = calibration.median_errors
     head = (
         f"{calibration.record.label}: {len(calibration.times_ns)} measured times, median error {before:.1%}"
@@ -33,7 +33,7 @@ def make_parts(calibration: Calibration) -> list[Part]:
 
 
 def _describe_number(contradiction: Contradiction) -> Part:
-    """Return the sentence about a determined number, with its evidence."""
+    """Return the sentence about a determined number: implied and recorded value, standard error, evidence."""
     return Hanging(
         f"{contradiction.number}: {contradiction.measured:.4g} instead of {contradiction.recorded:g}, "
         f"{math.expm1(contradiction.change):+.1%} with a standard error of "
@@ -42,7 +42,7 @@ def _describe_number(contradiction: Contradiction) -> Part:
 
 
 def _describe_evidence(contradiction: Contradiction) -> str:
-    """Return the sentence part about the kernels that support a change."""
+    """Return a clause about the kernels that depend on a number: how many, and their median errors before and after."""
     return (
         f"{contradiction.kernels} kernels depend on it, median error {contradiction.before:.1%} before and "
         f"{contradiction.after:.1%} after"
@@ -50,7 +50,10 @@ def _describe_evidence(contradiction: Contradiction) -> str:
 
 
 def _list_remarks(calibration: Calibration) -> Iterator[str]:
-    """Yield the sentences about alternatives, outliers, skipped kernels and undecided numbers."""
+    """Yield a sentence for each number that is not determined, outlier and skipped kernel; last, on undecided numbers.
+
+    An undecided number is one on which none of the times depends.
+    """
     for contradiction in calibration.contradictions:
         if not contradiction.determined:
             names = [str(number) for number in (contradiction.number, *contradiction.instead)]
@@ -68,13 +71,16 @@ def _list_remarks(calibration: Calibration) -> Iterator[str]:
 
 
 def _join_names(names: list[str]) -> str:
-    """Return the first names, and the number of the remaining ones."""
+    """Join the first six names by commas, and add how many more there are."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def make_document(calibration: Calibration) -> dict[str, Any]:
-    """Return the report of a chip as JSON types, with every kernel's times; errors and changes are relative."""
+    """Return the report of a chip as JSON types, with every kernel's times in ns.
+
+    Errors and changes are relative: 0.1 is 10 % more than the recorded number.
+    """
     before, after = calibration.median_errors
     return {
         "target": calibration.record.name,

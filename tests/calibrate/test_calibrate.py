@@ -112,7 +112,7 @@ def test_fewer_times_than_four_are_refused(count: int) -> None:
     if count == 4:
         assert calibrate("trn2", measurements).contradictions == ()
         return
-    with pytest.raises(InvalidArgument, match="3 measured times of trn2 can be used; 4 at least"):
+    with pytest.raises(InvalidArgument, match="3 measured times of trn2 can be used, and at least 4 tell"):
         calibrate("trn2", measurements)
 
 
