@@ -43,8 +43,9 @@ def collect(root: Path = Path("/"), run: Run | None = None) -> Machine:
     exceed ten seconds.
 
     Args:
-        root: Root folder of the file system.
-        run: Returns a command's stdout, or None; by default `run_command`.
+        root: Root folder of the file system, for files and devices. Python packages and environment variables are
+            always those of this process.
+        run: Runs a command line and returns its stdout, or None if it fails; by default `run_command`.
     """
     run = run or run_command
     variables = dict(os.environ)
@@ -60,7 +61,10 @@ def collect(root: Path = Path("/"), run: Run | None = None) -> Machine:
 
 
 def run_command(command: str) -> str | None:
-    """Run a listing command and return its stdout; None if it is absent, fails or exceeds the time limit."""
+    """Run a command line without a shell and return its stdout, at most 1 MiB.
+
+    Returns None if the command is neither in PATH nor in the folder of Neuron's tools, fails, or takes over 10 seconds.
+    """
     words = shlex.split(command)
     executable = shutil.which(words[0]) or shutil.which(words[0], path=TOOLS)
     if executable is None:
@@ -79,7 +83,7 @@ def run_command(command: str) -> str | None:
 
 
 def _read_packages() -> Iterator[tuple[str, Package]]:
-    """Yield (name, package) for every installed package of the vendor, and PyTorch."""
+    """Yield (name, package) for every installed Python package of the vendor, and for torch, from their metadata."""
     for name in (*FIRST_GENUINE, "torch"):
         try:
             distribution = metadata.distribution(name)
@@ -92,14 +96,17 @@ def _read_packages() -> Iterator[tuple[str, Package]]:
 
 
 def _list_system_packages(run: Run) -> Mapping[str, str]:
-    """Return the versions of the vendor's installed system packages, by dpkg or rpm."""
+    """Return the versions of the installed system packages aws-neuronx-*, by name, as dpkg and rpm list them."""
     listing = f"{run(_DPKG) or ''}\n{run(_RPM) or ''}"
     rows = (line.split() for line in listing.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
 
 
 def _read_files(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the files that describe the machine; devices and libraries have an empty text."""
+    """Yield (absolute name, text) of the files that describe the machine and can be read.
+
+    Device files, the runtime library and neuron-ls have an empty text: only their existence matters.
+    """
     devices = sorted((root / "sys/devices/virtual/neuron_device").glob("neuron*"))
     facts = [device / fact for device in devices for fact in _DEVICE_FACTS]
     for path in (*(root / name.lstrip("/") for name in _READ), *facts):
@@ -114,5 +121,5 @@ def _read_files(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _absolute_name(path: Path, root: Path) -> str:
-    """Return the absolute name of a path below the root folder."""
+    """Return the name that a path below `root` would have if `root` were the root of the file system."""
     return f"/{path.relative_to(root).as_posix()}"

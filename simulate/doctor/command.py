@@ -1,4 +1,4 @@
-"""The command `doctor`: installed software, working parts, and repairs."""
+"""The command `doctor`: prints the installed software, whether the simulator works, and a repair for each problem."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ _LAST_BETA1 = (2, 22)  # neuronx-cc of SDK 2.27, the last release with neuronxcc
 def doctor(options: argparse.Namespace) -> int:
     """Print what is installed, the backend of `import nki`, the target, whether a kernel runs, and repairs.
 
+    Runs a small kernel on the simulator, and writes the JSON document that the options request. Repairs nothing.
+
     Returns:
         The exit status: 0 without findings, 1 with findings, 2 if the JSON file cannot be written.
     """
@@ -56,13 +58,20 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def find_problems(machine: Machine) -> list[Finding]:
-    """Return all findings on a machine, packages first. Depends on the record alone."""
+    """Return all findings on a machine: on Python packages, then on the host, then on environment variables.
+
+    Looks at nothing but the record.
+    """
     finders = (*packages.FINDERS, *host.FINDERS, *variables.FINDERS)
     return [finding for finder in finders for finding in finder(machine)]
 
 
 def collect_facts(machine: Machine) -> dict[str, str]:
-    """Return the installed software and hardware by label; on an instance also driver, runtime, cores and LNC."""
+    """Return lines about installed software and hardware, by label and in the order of the report.
+
+    Driver, runtime, SDK, cores and LNC appear only where they are known. Versions of numpy, ml_dtypes and torch are
+    those of this Python environment, everything else is from the record.
+    """
     facts = {"Python": machine.python}
     for name in ("numpy", "ml_dtypes", "torch"):
         facts[name] = _get_version(name)
@@ -85,7 +94,7 @@ def collect_facts(machine: Machine) -> dict[str, str]:
 
 
 def _report(facts: dict[str, str], findings: list[Finding]) -> None:
-    """Print facts and findings."""
+    """Print a table of facts, then each finding with its repair and its page."""
     show([table("", [(label, Hanging(fact, 0)) for label, fact in facts.items()], left=(0, 1), firm=(0,))])
     for finding in findings:  # without line breaks, so that commands and addresses can be copied
         page = f"\n  {finding.page}" if finding.page else ""
@@ -93,7 +102,12 @@ def _report(facts: dict[str, str], findings: list[Finding]) -> None:
 
 
 def _check_backend() -> tuple[dict[str, str], list[Finding]]:
-    """Return the backend of `import nki`, the target and the outcome of a small kernel, and findings about failures."""
+    """Bind `import nki`, read the target and run a small kernel in this process.
+
+    Returns:
+        The backend, the target and the outcome of the kernel by label, with the error in place of a failed one; and a
+        finding for each failure.
+    """
     answers, failures = {}, []
     for label, query, settings in (
         ("import nki", install, (BACKEND_VARIABLE, LEVEL_VARIABLE, RULES_VARIABLE)),
@@ -113,7 +127,7 @@ def _check_backend() -> tuple[dict[str, str], list[Finding]]:
 
 
 def _get_version(package: str) -> str:
-    """Return the version of a Python package, or "not installed"."""
+    """Return the version of a Python package in this environment, or "not installed"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -133,7 +147,7 @@ def _describe_package(machine: Machine, name: str) -> str:
 
 
 def _describe_nki(machine: Machine) -> str:
-    """Return the installed languages of the vendor with their versions."""
+    """Return which kernel languages of the vendor are installed, nki and neuronxcc.nki, with their versions."""
     compiler = machine.version("neuronx-cc")
     names = [f"nki {machine.packages['nki'].version}"] if machine.version("nki") else []
     if compiler and compiler <= _LAST_BETA1:
@@ -150,7 +164,10 @@ def _describe_cores(machine: Machine) -> str | None:
 
 
 def _describe_lnc(machine: Machine) -> str | None:
-    """Return the LNC degree of the driver and those that the variables set; None if there is none."""
+    """Return the LNC degrees that neuron-ls reports and those that environment variables set; None without any.
+
+    The LNC degree is the number of physical cores of a logical core.
+    """
     settings = [f"{name}={machine.variables[name]}" for name in (LNC, VIRTUAL) if name in machine.variables]
     degrees = {str(device.lnc) for device in machine.devices if device.lnc is not None}
     return ", ".join([*(["/".join(sorted(degrees)) + " by neuron-ls"] if degrees else []), *settings]) or None
@@ -160,7 +177,7 @@ _RIGHT = "a small kernel ran and returned the right answer"
 
 
 def _check_simulator() -> str:
-    """Run a matmul and compare it with numpy; small integers make both exact."""
+    """Run a small matmul on the simulator; return `_RIGHT`, or a sentence about the wrong answer or the error."""
     try:
         return _RIGHT if _run_small_kernel() else "a small kernel ran and returned a wrong answer"
     except Exception as failed:
@@ -168,7 +185,7 @@ def _check_simulator() -> str:
 
 
 def _run_small_kernel() -> bool:
-    """Return whether a small kernel returns the right product."""
+    """Return whether a matmul of small integers, exact in float32, equals numpy's; errors pass through."""
 
     def kernel(stationary: NkiTensor, moving: NkiTensor) -> NkiTensor:
         core = current_core()

@@ -11,7 +11,8 @@ from simulate.doctor.machine import Machine
 class Finding(NamedTuple):
     """A problem with its repair.
 
-    `name` is stable; `page` is empty for the project's own rules.
+    `name` identifies the sort of problem and does not change between versions. `says` is the sentence about it, `mend`
+    the shell command that repairs it. `page` is the address of the vendor's page that states the rule, or empty.
     """
 
     name: str
@@ -21,4 +22,4 @@ class Finding(NamedTuple):
 
 
 Finder = Callable[[Machine], Iterator[Finding]]
-"""Function that yields the findings on a machine and depends on the record alone."""
+"""Function that yields its findings on a machine, none if it sees no problem; looks at nothing but the record."""

@@ -26,11 +26,11 @@ _RELOAD = "sudo rmmod neuron && sudo modprobe neuron"
 
 
 def find_missing_driver(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the instance has chips and no driver."""
+    """Yield a finding if the instance has chips and no driver is installed or loaded."""
     if machine.family and not machine.module_loaded and not machine.device_files and not machine.driver:
         yield Finding(
             "driver-missing",
-            f"this is an instance of the family {machine.family}, and its chips have no driver",
+            f"this is an instance of the family {machine.family}, and no driver of its chips is installed",
             make_install_command(machine, DRIVER),
             _TROUBLE,
         )
@@ -55,14 +55,15 @@ def find_missing_devices(machine: Machine) -> Iterator[Finding]:
     if machine.family and machine.module_loaded and not machine.device_files:
         yield Finding(
             "devices-missing",
-            "the kernel module neuron is loaded, and there is no /dev/neuron0: a container is given no chip",
+            "the kernel module neuron is loaded, and there is no /dev/neuron0: a container sees only the chips that "
+            "are passed to it",
             "docker run --device=/dev/neuron0 IMAGE",
             make_page_address("deploy/tutorials/build-run-container"),
         )
 
 
 def find_outdated_driver(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the loaded driver is older than the installed one.
+    """Yield a finding if the version of the loaded driver differs from that of the installed driver.
 
     A process that uses the chips during an update keeps the old kernel module loaded. modinfo prints the new
     version.
@@ -78,8 +79,8 @@ def find_outdated_driver(machine: Machine) -> Iterator[Finding]:
     ):
         yield Finding(
             "driver-not-reloaded",
-            f"the driver {running_version} runs, and {installed_version} is installed: end what uses the chips, "
-            "and reload it",
+            f"the driver {running_version} is loaded, and {installed_version} is installed: end the processes that use "
+            "the chips, and reload it",
             _RELOAD,
             _TROUBLE,
         )
@@ -97,7 +98,10 @@ def find_missing_runtime(machine: Machine) -> Iterator[Finding]:
 
 
 def find_driver_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for versions of driver and runtime that the runtime's release notes exclude."""
+    """Yield a finding if the runtime's release notes say that the installed runtime and driver do not work together.
+
+    Runtime 2.32 needs a driver after 2.26; a driver from 2.29 on needs runtime 2.33 or later.
+    """
     if machine.driver is None or machine.runtime is None:
         return
     driver, runtime = parse_version(machine.driver), parse_version(machine.runtime)
@@ -119,9 +123,9 @@ def find_driver_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_collectives_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if runtime and collectives differ in the first two numbers of their versions.
+    """Yield a finding if the runtime and the collectives library differ in the first two numbers of their versions.
 
-    These numbers are equal in every release from 2.20 on.
+    These numbers are equal in every release of the SDK from 2.20 on.
     """
     collectives = machine.system_packages.get(COLLECTIVES)
     if machine.runtime and collectives and parse_version(machine.runtime) != parse_version(collectives):
@@ -135,7 +139,7 @@ def find_collectives_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_tools_outside_path(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the folder of the installed tools is missing from PATH."""
+    """Yield a finding if neuron-ls is installed in the folder of Neuron's tools, and PATH lacks that folder."""
     path = machine.variables.get("PATH", "").split(":")
     if f"{TOOLS}/neuron-ls" in machine.files and TOOLS not in path:
         yield Finding(

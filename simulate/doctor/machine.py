@@ -1,4 +1,8 @@
-"""Facts about a machine: packages, files, environment variables and outputs of commands."""
+"""Facts about a machine: packages, files, environment variables and outputs of commands.
+
+`simulate.doctor.collect` reads them once; findings look at this record alone, so that tests can make machines. The LNC
+degree (logical NeuronCore configuration) is the number of physical cores that form one logical core.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,11 @@ class Package(NamedTuple):
 
 
 class Device(NamedTuple):
-    """A chip as neuron-ls lists it: its cores, the physical cores of each, and the processes that use it."""
+    """A chip: its number of logical cores, the physical cores of each, and the processes that use it.
+
+    If the driver's files are the source instead of neuron-ls, `cores` counts what they count, `lnc` is None, and
+    `holders` is empty. A holder is a text with process id and command.
+    """
 
     cores: int
     lnc: int | None
@@ -53,9 +61,10 @@ class Device(NamedTuple):
 class Machine:
     """Facts about a machine.
 
-    `python` is the interpreter's version, `packages` are Python's, `system_packages` the versions of dpkg or
-    rpm. `files` has the text of the files that exist, empty for a device or a library. `outputs` has the
-    stdout of each command that succeeded.
+    `python` is the interpreter's version. `packages` are the vendor's installed Python packages and torch, by name.
+    `system_packages` has the versions that dpkg or rpm list, by name. `files` has, by absolute name, the text of the
+    files that exist, empty for a device or a library. `variables` are environment variables. `outputs` has the stdout
+    of each command that succeeded, by command line.
     """
 
     python: str
@@ -67,7 +76,7 @@ class Machine:
 
     @property
     def device_files(self) -> list[str]:
-        """Device files of the chips, in order of their numbers."""
+        """Names of the device files of the chips, such as /dev/neuron0, in order of their numbers."""
         numbers = (re.fullmatch(r"/dev/neuron(\d+)", path) for path in self.files)
         return [f"/dev/neuron{number}" for number in sorted(int(match[1]) for match in numbers if match)]
 
@@ -80,7 +89,7 @@ class Machine:
 
     @property
     def driver(self) -> str | None:
-        """Version of the driver: of the loaded module, else of the installed package."""
+        """Version of the driver: of the loaded module, else of the installed module or package; None without one."""
         versions = (
             self.files.get(DRIVER_VERSION),
             self.outputs.get(MODINFO),
@@ -90,12 +99,12 @@ class Machine:
 
     @property
     def runtime(self) -> str | None:
-        """Version of the runtime library that is installed as a package."""
+        """Version of the runtime library that is installed as a system package; None if there is none."""
         return self.system_packages.get(RUNTIME)
 
     @property
     def family(self) -> str | None:
-        """Instance family, which is a target of the simulator; None elsewhere, or if unknown."""
+        """Instance family, such as inf2 or trn2, from the driver or from EC2; None on other machines, or if unknown."""
         texts = [text for path, text in sorted(self.files.items()) if _SYSFS.fullmatch(path)]
         for text in (*texts, self.files.get(PRODUCT, "")):
             match = _FAMILY.match(text.strip())
@@ -105,7 +114,7 @@ class Machine:
 
     @property
     def devices(self) -> list[Device]:
-        """Chips as neuron-ls lists them, else as the driver's files do; empty if neither is known."""
+        """Chips as neuron-ls lists them, else as the driver's files do; empty if neither exists."""
         listed_devices = _parse_devices(self.outputs.get(NEURON_LS, ""))
         if listed_devices:
             return listed_devices
@@ -116,15 +125,15 @@ class Machine:
 
     @property
     def lnc_setting(self) -> str | None:
-        """Number of physical cores of a logical core, as the runtime's variables set it."""
+        """LNC degree that the runtime's environment variables set, as text and unchecked; None if neither is set."""
         return self.variables.get(LNC) or self.variables.get(VIRTUAL)
 
     @property
     def cores(self) -> int | None:
-        """Number of cores that a process can request from the runtime; None if unknown.
+        """Number of logical cores of all chips that a process can request from the runtime; None if unknown.
 
-        neuron-ls counts logical cores of its current LNC degree. The driver's files do not state the degree,
-        which matters from Trn2 on.
+        It is counted by the LNC degree of the environment variables, else by that of neuron-ls. The driver's files do
+        not state the degree, so the number is unknown without neuron-ls from Trn2 on.
         """
         devices, lnc = self.devices, self.lnc_setting
         if any(device.lnc is None for device in devices) and find_generation(self.family or "") != "trn1":
@@ -135,7 +144,7 @@ class Machine:
         ) or None
 
     def version(self, package: str) -> Version | None:
-        """Return the first two numbers of a Python package's version; None if it is absent or a placeholder."""
+        """Return a Python package's version as `parse_version` does; None if it is absent or a placeholder."""
         package_record = self.packages.get(package)
         return (
             None
@@ -144,7 +153,10 @@ class Machine:
         )
 
     def is_placeholder(self, package: str) -> bool:
-        """Return whether a package is the public index's placeholder for one of the vendor's packages."""
+        """Return whether an installed package is only the placeholder that the public index has under its name.
+
+        A placeholder has at most three code files and a version before the vendor's first; False if absent.
+        """
         package_record = self.packages.get(package)
         has_few_files = package_record is not None and package_record.code_files <= _PLACEHOLDER_FILES
         return (
@@ -153,27 +165,33 @@ class Machine:
 
 
 def format_version(version: Version) -> str:
-    """Format a version, such as 2.33.1."""
+    """Format a version, such as (2, 33), with dots."""
     return ".".join(map(str, version))
 
 
 def format_chip_count(chips: Sequence[object]) -> str:
-    """Format a number of chips with its noun."""
+    """Format the number of elements of `chips` with its noun, such as "1 chip" or "16 chips"."""
     return f"{len(chips)} chip{'' if len(chips) == 1 else 's'}"
 
 
 def find_generation(target: str) -> str | None:
-    """Return the target that represents the generation of a target or of an instance family; None if unknown.
+    """Return the target whose compiled kernels load on a chip or instance family: trn1, trn2 or trn3; None if unknown.
 
-    trn1n has the chips of trn1, and those of inf2 have the same generation: a NEFF compiled for one
-    architecture does not load on another (page "nrtpy troubleshooting").
+    trn1n has the chips of trn1, and the chips of inf2 are of the same generation. A NEFF compiled for one architecture
+    does not load on another (page "nrtpy troubleshooting").
+
+    Args:
+        target: A chip, a generation such as gen3, or an instance family.
     """
     name = {"trn1n": "trn1", "inf2": "trn1", **GENERATIONS}.get(target, target)
     return name if name in TARGETS else None
 
 
 def _parse_devices(text: str) -> list[Device]:
-    """Parse the output of `neuron-ls --json-output` (Neuron LS user guide); empty for text of another form."""
+    """Parse the chips in the output of `neuron-ls --json-output` (Neuron LS user guide).
+
+    Empty for text of another form; chips without a number of cores are left out.
+    """
     try:
         rows: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -184,7 +202,7 @@ def _parse_devices(text: str) -> list[Device]:
 
 
 def _parse_device(row: Any) -> Device | None:
-    """Parse a chip of `neuron-ls`; None if its number of cores is missing."""
+    """Parse one chip of `neuron-ls`, read from JSON; None if its number of cores is missing or not positive."""
     cores = row.get("nc_count") if isinstance(row, dict) else None
     if type(cores) is not int or cores < 1:
         return None

@@ -16,7 +16,7 @@ _LAST_WITH_TRANSFORMERS = (2, 21)  # neuronx-cc of SDK 2.26, the last release th
 
 
 def find_placeholders(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each placeholder: an unusable package with a vendor package's name."""
+    """Yield a finding for each placeholder: an unusable package of the public index with a vendor package's name."""
     for name in FIRST_GENUINE:
         if machine.is_placeholder(name):
             yield Finding(
@@ -29,12 +29,12 @@ def find_placeholders(machine: Machine) -> Iterator[Finding]:
 
 
 def find_nrtpy_with_nki(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if nrtpy and nki, which install files in the same namespace, share an environment."""
+    """Yield a finding if nrtpy and nki are both installed, since they overwrite each other's files."""
     if machine.version("nrtpy") and machine.version("nki"):
         yield Finding(
             "nrtpy-beside-nki",
-            "nrtpy and nki are installed in one environment and take each other's files: nki compiles in one "
-            "environment, nrtpy runs what was compiled in another",
+            "nrtpy and nki are installed in one environment, where they overwrite each other's files; compile with nki "
+            "in one environment, and run the compiled kernels with nrtpy in another",
             f"{_PIP} uninstall -y nrtpy && {_PIP} install --force-reinstall --no-deps "
             f"nki=={machine.packages['nki'].version}",
             make_page_address("neuron-runtime/nrtpy/nrtpy-troubleshooting"),
@@ -42,7 +42,10 @@ def find_nrtpy_with_nki(machine: Machine) -> Iterator[Finding]:
 
 
 def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the installed release does not support this version of Python."""
+    """Yield a finding if the SDK release of nki or of the compiler does not support this version of Python.
+
+    At most one, for nki first; none for releases that are not in the table `RELEASES`.
+    """
     for component, package in (("nki", "nki"), ("compiler", "neuronx-cc")):
         version = machine.version(package)
         release = version and find_release(component, version)
@@ -63,7 +66,10 @@ def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
 
 
 def find_nki_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if nki and the compiler belong to different releases."""
+    """Yield a finding if nki and the compiler, neuronx-cc, belong to different releases of the SDK.
+
+    No finding if one is not installed, or if its release is not in the table `RELEASES`.
+    """
     versions = find_installed(machine)
     if "nki" not in versions or "compiler" not in versions:
         return
@@ -84,7 +90,10 @@ def find_nki_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_missing_nki(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if nki is missing next to a compiler without `neuronxcc.nki`, which ended with SDK 2.27."""
+    """Yield a finding if neither the package nki nor the compiler's own `neuronxcc.nki` is installed.
+
+    Compilers after SDK 2.27 have no `neuronxcc.nki`. No finding without a compiler.
+    """
     compiler = machine.version("neuronx-cc")
     if compiler is None or compiler < _FIRST_WITHOUT_BETA1 or machine.version("nki"):
         return
@@ -92,7 +101,7 @@ def find_missing_nki(machine: Machine) -> Iterator[Finding]:
     requirement = f"'nki=={format_version(release.nki)}.*'" if release and release.nki else "nki"
     yield Finding(
         "no-nki",
-        f"neuronx-cc {format_version(compiler)} has no neuronxcc.nki any more, and nki is not installed: no "
+        f"neuronx-cc {format_version(compiler)} no longer contains neuronxcc.nki, and nki is not installed: no "
         "kernel can be compiled",
         f"{_PIP} install {requirement}",
         make_page_address("about-neuron/announcements/neuron2.x/announcement-end-of-support-neuronxcc-nki"),
@@ -100,7 +109,7 @@ def find_missing_nki(machine: Machine) -> Iterator[Finding]:
 
 
 def find_ended_transformers(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if transformers-neuronx has a compiler newer than SDK 2.26, the last to list it."""
+    """Yield a finding if transformers-neuronx is installed with a compiler newer than SDK 2.26, its last release."""
     compiler = machine.version("neuronx-cc")
     if machine.version("transformers-neuronx") and compiler and compiler > _LAST_WITH_TRANSFORMERS:
         yield Finding(
@@ -112,9 +121,9 @@ def find_ended_transformers(machine: Machine) -> Iterator[Finding]:
 
 
 def find_torch_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if torch-neuronx was built for another version of PyTorch.
+    """Yield a finding if torch-neuronx was built for another version of PyTorch than the installed one.
 
-    The first two numbers of its version are those of its PyTorch.
+    The first two numbers of torch-neuronx's version are those of the PyTorch for which it was built.
     """
     torch_neuronx, torch = machine.version("torch-neuronx"), machine.version("torch")
     if torch_neuronx and torch and torch_neuronx != torch:
@@ -128,7 +137,7 @@ def find_torch_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_unsupported_torchneuron(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if TorchNeuron, torch-neuronx from 2.10 on, is installed on a chip before Trn2."""
+    """Yield a finding if TorchNeuron, which is torch-neuronx from 2.10 on, is installed on a Trn1 or Inf2 instance."""
     torch_neuronx, family = machine.version("torch-neuronx"), machine.family
     if torch_neuronx and torch_neuronx >= FIRST_TORCHNEURON and family and find_generation(family) == "trn1":
         yield Finding(
@@ -141,7 +150,7 @@ def find_unsupported_torchneuron(machine: Machine) -> Iterator[Finding]:
 
 
 def find_newer_compiler(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the compiler is newer than the runtime, which refuses NEFFs of later versions."""
+    """Yield a finding if the compiler is of a later SDK release than the runtime, which may refuse its NEFFs."""
     versions = find_installed(machine)
     if "runtime" not in versions or "compiler" not in versions:
         return

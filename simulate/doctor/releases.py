@@ -12,7 +12,7 @@ _DOCUMENTATION = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/"
 
 
 def make_page_address(path: str) -> str:
-    """Return the address of a page of the vendor's documentation."""
+    """Return the address of a page of the vendor's documentation, given by its path without ".html"."""
     return f"{_DOCUMENTATION}{path}.html"
 
 
@@ -21,8 +21,9 @@ ARTIFACTS = make_page_address("release-notes/prev/content")
 
 
 class Release(NamedTuple):
-    """A release of the SDK, with the first two numbers of each component's version, which patches keep.
+    """A release of the Neuron SDK, with the first two numbers of each component's version, which patches keep.
 
+    `nki` is None for releases before the package nki existed.
     `pythons` are the oldest and the newest Python that its packages for Trn1 and Trn2 support.
     """
 
@@ -37,7 +38,7 @@ class Release(NamedTuple):
 def _make_release(
     sdk: int, driver: int, runtime: int, compiler: int, nki: int | None, oldest: int, newest: int
 ) -> Release:
-    """Return a release from the second numbers of its versions."""
+    """Return a release from the second numbers of its versions; the first are 2, for nki 0, for Python 3."""
     nki_version = None if nki is None else (0, nki)
     return Release(
         (2, sdk), (2, driver), (2, runtime), (2, compiler), nki_version, ((3, oldest), (3, newest))
@@ -64,7 +65,7 @@ RELEASES = (
 
 
 def find_installed(machine: Machine) -> Mapping[str, Version]:
-    """Return the versions of the installed components, by their field of `Release`."""
+    """Return the versions of the installed components, by their field of `Release`: driver, runtime, compiler, nki."""
     versions = {
         "driver": machine.driver and parse_version(machine.driver),
         "runtime": machine.runtime and parse_version(machine.runtime),
@@ -75,12 +76,20 @@ def find_installed(machine: Machine) -> Mapping[str, Version]:
 
 
 def find_release(component: str, version: Version) -> Release | None:
-    """Return the release that contains a version of a component; None if the table lacks it."""
+    """Return the release that contains a version of a component; None if the table `RELEASES` lacks it.
+
+    Args:
+        component: A field of `Release`: driver, runtime, compiler or nki.
+        version: The first two numbers of its version.
+    """
     return next((release for release in RELEASES if getattr(release, component) == version), None)
 
 
 def describe_releases(machine: Machine) -> str | None:
-    """Return the release of the installed components, or that of each if they differ; None if nothing is installed."""
+    """Return the SDK release of the installed components as text, or one for each component if they differ.
+
+    A release that is not in the table is "unknown". None if no component is installed.
+    """
     releases = {
         component: find_release(component, version) for component, version in find_installed(machine).items()
     }

@@ -1,4 +1,8 @@
-"""Findings about environment variables that contradict each other, the chip, or the installed release."""
+"""Findings about environment variables that contradict each other, the chip, or the installed release.
+
+The LNC degree is the number of physical cores of a logical core. Two variables of the runtime set it, and an option of
+the compiler in NEURON_CC_FLAGS.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +33,10 @@ _TARGET_PAGE = make_page_address("neuron-runtime/nrtpy/nrtpy-troubleshooting")
 
 
 def parse_core_indices(text: str) -> list[int] | None:
-    """Parse the cores of NEURON_RT_VISIBLE_CORES: numbers and inclusive ranges, separated by commas.
+    """Parse the cores of NEURON_RT_VISIBLE_CORES: indices and inclusive ranges, separated by commas, such as "0,4-7".
 
     Returns:
-        None if the text has another form.
+        The indices in the order of the text; None if the text has another form, as an empty one does.
     """
     matches = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", entry.strip()) for entry in text.split(",")]
     indices: list[int] = []
@@ -44,13 +48,13 @@ def parse_core_indices(text: str) -> list[int] | None:
 
 
 def _get_core_count(machine: Machine) -> int | None:
-    """Return the number in NEURON_RT_NUM_CORES; None if it is not set or not a number."""
+    """Return the number in NEURON_RT_NUM_CORES; None if it is not set, or is no number of at most five digits."""
     text = machine.variables.get(COUNT, "")
     return int(text) if re.fullmatch(r"\d{1,5}", text) else None
 
 
 def find_malformed_cores(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each variable whose text the runtime does not document."""
+    """Yield a finding for each of the variables that choose cores whose text is not of the documented form."""
     visible, count = machine.variables.get(VISIBLE), machine.variables.get(COUNT)
     for variable, text, is_wrong, expected in (
         (
@@ -67,7 +71,10 @@ def find_malformed_cores(machine: Machine) -> Iterator[Finding]:
 
 
 def find_conflicting_cores(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if list and number of cores differ; the runtime then uses the list."""
+    """Yield a finding if NEURON_RT_VISIBLE_CORES names another number of cores than NEURON_RT_NUM_CORES asks for.
+
+    The runtime then uses the former.
+    """
     visible, count = machine.variables.get(VISIBLE, ""), _get_core_count(machine)
     indices = parse_core_indices(visible)
     if indices and count and count != len(indices):
@@ -81,7 +88,7 @@ def find_conflicting_cores(machine: Machine) -> Iterator[Finding]:
 
 
 def find_absent_cores(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if a core's index or the number of cores exceeds those of the instance."""
+    """Yield a finding if a variable names or asks for more cores than the instance has; none if that is unknown."""
     num_cores, visible, count = machine.cores, machine.variables.get(VISIBLE, ""), _get_core_count(machine)
     indices = parse_core_indices(visible)
     if num_cores and indices and max(indices) >= num_cores:
@@ -93,18 +100,18 @@ def find_absent_cores(machine: Machine) -> Iterator[Finding]:
 
 
 def find_core_groups(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for the variable of the runtime before 2.0."""
+    """Yield a finding if NEURONCORE_GROUP_SIZES is set, which only runtimes before 2.0 read."""
     if GROUPS in machine.variables:
         yield Finding(
             "cores-groups",
-            f"{GROUPS} is the variable of an older runtime; {VISIBLE} takes its place",
+            f"{GROUPS} is set, which only runtimes before 2.0 read; {VISIBLE} takes its place",
             f"unset {GROUPS}",
             _CONFIGURATION,
         )
 
 
 def find_malformed_lnc(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each LNC variable that is neither 1 nor 2."""
+    """Yield a finding for each LNC variable of the runtime that is set to neither 1 nor 2."""
     for variable in (LNC, VIRTUAL):
         degree = machine.variables.get(variable)
         if degree and degree not in ("1", "2"):
@@ -113,15 +120,15 @@ def find_malformed_lnc(machine: Machine) -> Iterator[Finding]:
 
 
 def find_unsupported_lnc(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each request of LNC 2 on chips before Trn2, which have no logical cores."""
+    """Yield a finding for each variable or compiler flag that asks for LNC 2 on a chip before Trn2, which has none."""
     if _is_before_trn2(machine) is not True:
         return
     for variable in (LNC, VIRTUAL):
         if machine.variables.get(variable) == "2":
-            says = f"{variable}=2 makes one core of two, which {machine.family} does not have"
+            says = f"{variable}=2 joins two physical cores into one, which {machine.family} does not support"
             yield Finding("lnc-chip", says, f"export {variable}=1", _LNC_CHIP_PAGE)
     if _get_flag(machine, _LNC_FLAGS) == "2":
-        says = f"{FLAGS} compiles for LNC 2, which {machine.family} does not have"
+        says = f"{FLAGS} compiles for LNC 2, which {machine.family} does not support"
         yield Finding("lnc-chip", says, _make_removal(machine, _LNC_FLAGS), _LNC_CHIP_PAGE)
 
 
@@ -140,7 +147,8 @@ def find_conflicting_lnc(machine: Machine) -> Iterator[Finding]:
 def find_compiler_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
     """Yield a finding if compiler and runtime have different LNC degrees, which is not supported.
 
-    The default of Trn2 and later chips is 2.
+    The compiler's degree is that of NEURON_CC_FLAGS; without it there is no finding. The runtime's degree is that of
+    its variables, else 2, the default of Trn2 and later chips.
     """
     flag, setting = _get_flag(machine, _LNC_FLAGS), machine.lnc_setting
     runtime = setting or ("2" if _is_before_trn2(machine) is False else None)
@@ -155,9 +163,10 @@ def find_compiler_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_kernel_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if no LNC degree is set on Trn2 and later, where defaults of graphs and kernels differ.
+    """Yield a finding if no LNC degree is set on Trn2 or later, where the defaults for graphs and kernels differ.
 
-    The compiler's default is 2 for graphs and 1 for kernels, and it refuses kernels of another degree.
+    From nki 0.7 on, the compiler's default is 2 for graphs and 1 for kernels, and it refuses kernels of another degree
+    than their graph.
     """
     nki = machine.version("nki")
     unset = not machine.variables.get(LNC) and not _get_flag(machine, _LNC_FLAGS)
@@ -172,7 +181,11 @@ def find_kernel_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_target_mismatch(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for each target in the environment that is unknown, contradictory, or not the instance's."""
+    """Yield a finding for each wrong target in the environment.
+
+    Targets are `--target` in NEURON_CC_FLAGS, which must be known, and the variable that overrides it. Both must name
+    the same generation, and that of the instance if it is known.
+    """
     override, flag = machine.variables.get(TARGET_VARIABLE, ""), _get_flag(machine, _TARGET_FLAG) or ""
     by_override, by_flag, instance_target = (
         find_generation(override),
@@ -201,7 +214,7 @@ def find_target_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_implicit_async(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding for the variable of implicit asynchronous execution, which the runtime of SDK 2.32 removed."""
+    """Yield a finding if the variable of implicit asynchronous execution is set, which runtimes from 2.34 on ignore."""
     if (
         machine.runtime
         and parse_version(machine.runtime) >= (2, 34)
@@ -216,7 +229,7 @@ def find_implicit_async(machine: Machine) -> Iterator[Finding]:
 
 
 def _split_flags(machine: Machine) -> list[str]:
-    """Return the words of NEURON_CC_FLAGS, split by white space if the quoting is broken."""
+    """Return the words of NEURON_CC_FLAGS, split as a shell does, or by white space if its quotes do not match."""
     text = machine.variables.get(FLAGS, "")
     try:
         return shlex.split(text)
@@ -225,7 +238,14 @@ def _split_flags(machine: Machine) -> list[str]:
 
 
 def _get_flag(machine: Machine, names: tuple[str, ...]) -> str | None:
-    """Return the last setting of an option in NEURON_CC_FLAGS, after = or white space; None if it is absent."""
+    """Return the value of an option in NEURON_CC_FLAGS, after = or white space.
+
+    The last occurrence counts. None if the option is absent, "" if nothing follows it.
+
+    Args:
+        machine: The machine.
+        names: The spellings of the option.
+    """
     setting = None
     words = _split_flags(machine)
     for word, following in zip(words, [*words[1:], ""]):
@@ -236,7 +256,10 @@ def _get_flag(machine: Machine, names: tuple[str, ...]) -> str | None:
 
 
 def _make_removal(machine: Machine, names: tuple[str, ...]) -> str:
-    """Return the command that removes options from NEURON_CC_FLAGS."""
+    """Return the shell command that removes an option, given by its spellings, and its value from NEURON_CC_FLAGS.
+
+    It unsets the variable if nothing else remains.
+    """
     remaining: list[str] = []
     argument_follows = False
     for word in _split_flags(machine):
@@ -248,7 +271,7 @@ def _make_removal(machine: Machine, names: tuple[str, ...]) -> str:
 
 
 def _is_before_trn2(machine: Machine) -> bool | None:
-    """Return whether the chip is one of Trn1 or Inf2; None if there is no chip."""
+    """Return whether the machine's chips are those of Trn1 or Inf2; None without chips, or if they are unknown."""
     target = find_generation(machine.family or "")
     return None if target is None else target == "trn1"
 
