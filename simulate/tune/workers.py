@@ -152,7 +152,7 @@ class _Worker:
             return None
 
     def end(self) -> int | None:
-        """End the process by SIGTERM, after two seconds by SIGKILL, and return its exit status, negative for a signal."""
+        """End the process, by SIGKILL after two seconds, and return its exit status, which is negative for a signal."""
         self._process.terminate()
         self._process.join(_GRACE_SECONDS)
         self._process.kill()  # in case the kernel ignores the signal
