@@ -48,7 +48,7 @@ def buffers_are_objects(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI007", Severity.warning)
 def enums_are_members(source: Source, scope: Scope) -> Iterator[Spot]:
-    """An argument that is an enum gets a member of it, not a number.
+    """An argument that takes an enum gets one of its members, such as nisa.engine.vector, not a number.
 
     A warning: the vendor's library numbers members, and compiles.
     """
@@ -62,7 +62,7 @@ def enums_are_members(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI021", Severity.error)
 def removed_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
-    """mask= and dtype= of instructions were removed.
+    """Instructions take no mask=, and no dtype= unless they document it: the dtype of dst decides.
 
     Public samples of the first 0.x releases still have dst and a dtype that repeats its dtype: a warning.
     """
@@ -79,7 +79,7 @@ def removed_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI023", Severity.error)
 def removed_names(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Index tiles and block dims were removed: tensors are sliced, and dim 0 is the partition dim."""
+    """nl.arange, nl.mgrid, nl.par_dim, nl.spmd_dim and nl.nc were removed: slice tensors; dim 0 is the partitions."""
     for node, name in source.attributes(scope):
         if name in _REMOVED:
             yield Spot(node, name, _REMOVED[name])
@@ -103,7 +103,7 @@ def simulated_operators(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI028", Severity.error)
 def power_of_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
-    """nl.power takes two tiles of one shape."""
+    """nl.power takes two tiles of one shape, not a number."""
     for call, name in source.calls(scope):
         if name == "nl.power" and any(isinstance(a, ast.Constant) for a in call.args):
             yield Spot(call, ast.unparse(call), "nisa.tensor_scalar(op0=nl.power, operand0=…)")
@@ -120,7 +120,7 @@ def matmul_is_transposed(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI030", Severity.error)
 def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
-    """nl.random_seed takes a (1, 1) tile."""
+    """nl.random_seed takes a (1, 1) tile, not a number."""
     for call, name in source.calls(scope):
         value = argument(call, 0, "seed")
         if name == "nl.random_seed" and isinstance(value, ast.Constant):
@@ -129,7 +129,7 @@ def seed_is_a_tile(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI039", Severity.warning)
 def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A deprecated name has a successor."""
+    """A kernel uses no deprecated name of NKI, and operators of nl, not of NumPy, as op= of an instruction."""
     for node, name in source.attributes(scope):
         if name in FEATURES and name not in _HAVE_RULES and source.level.deprecates(name):
             yield Spot(node, name, FEATURES[name].instead)
@@ -144,7 +144,7 @@ def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI043", Severity.error)
 def names_of_the_level(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel uses names that its release of NKI has."""
+    """A kernel uses only names that its release of NKI has."""
     for node, name in source.attributes(scope):
         if name in FEATURES and not source.level.has(name):
             row = FEATURES[name]

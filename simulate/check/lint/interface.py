@@ -26,7 +26,7 @@ def _find_returns(scope: Scope) -> Iterator[ast.Return]:
 
 @lint_rule("NKI004", Severity.error, since=Level(0, 3))
 def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel returns tensors that were allocated with buffer=nl.shared_hbm; one that others call may return tiles.
+    """A launched kernel returns tensors that were allocated with buffer=nl.shared_hbm.
 
     Kernels that other functions call may return tiles and are skipped.
     """
@@ -45,7 +45,10 @@ def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI005", Severity.error)
 def outputs_are_returned(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel returns its outputs; one that others call may write to tensors of theirs."""
+    """A launched kernel returns its outputs.
+
+    Kernels that other functions call may write to tensors of their callers and are skipped.
+    """
     is_launched = scope.is_kernel and scope.node.name not in source.called
     if is_launched and not any(node.value is not None for node in _find_returns(scope)):
         yield Spot(
@@ -126,7 +129,10 @@ def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[as
 
 @lint_rule("NKI042", Severity.warning, until=TRACER)
 def grid_of_cores(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel is launched on a grid of 1 or 2, the number of physical cores of a logical core."""
+    """A kernel is launched on a grid of 1 or 2, the number of physical cores of a logical core.
+
+    Only grids that the source shows as a number or a tuple are checked.
+    """
     for node in source.syntax_nodes:
         if (
             source.scopes[0] is scope

@@ -18,7 +18,8 @@ from simulate.run import Launch
 def lint_launched(launches: Sequence[Launch]) -> list[Finding]:
     """Return the findings of lint in the functions that issued an instruction in one of the launches.
 
-    A function whose source is not a file, such as a function of a notebook, is skipped.
+    A function whose source is not a file, such as a function of a notebook, is skipped. So is a file that
+    cannot be read or parsed any more. A function counts as called by others if any of these files calls it.
     """
     functions: dict[str, set[str]] = defaultdict(set)
     for launch in launches:

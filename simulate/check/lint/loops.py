@@ -25,7 +25,7 @@ def _functions(scope: Scope, source: Source) -> dict[str, Function]:
 
 
 def _body_function(source: Source, scope: Scope, call: ast.Call) -> Function | None:
-    """Return the body function of a fori_loop or while_loop, None if the source does not define it."""
+    """Return the body function of a call of nl.fori_loop or nl.while_loop, None if the source does not define it."""
     node = argument(call, 2 if source.name_of(call.func) == "nl.fori_loop" else 1, "body_fun")
     return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
 
@@ -86,7 +86,7 @@ def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI013", Severity.error, until=TRACER)
 def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
-    """There is no Python arithmetic on registers."""
+    """There is no Python arithmetic on registers, nor on the counter of a device loop."""
     counters = {
         node
         for name, statements in _counted_bodies(source, scope)
@@ -102,7 +102,7 @@ def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI014", Severity.error)
 def counter_is_read_only(source: Source, scope: Scope) -> Iterator[Spot]:
-    """The counter of a device loop is read-only."""
+    """No instruction writes to the counter of a device loop."""
     for counter, statements in _counted_bodies(source, scope):
         for node in (node for statement in statements for node in ast.walk(statement)):
             if isinstance(node, ast.Call) and source.name_of(node.func) in _REGISTER_WRITERS:
@@ -130,7 +130,7 @@ def constant_step(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI016", Severity.error)
 def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A tensor made in the body of a device loop is not used after the loop."""
+    """A tensor made in the body of a loop over nl.dynamic_range is not used after the loop."""
     for node in _dynamic_ranges(source, scope):
         end = node.end_lineno or node.lineno
         inside = {name for name, tensor in scope.tensors.items() if node.lineno <= tensor.line <= end}
@@ -141,7 +141,7 @@ def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI017", Severity.error)
 def no_reorder_holds_no_loop(source: Source, scope: Scope) -> Iterator[Spot]:
-    """There is no device loop inside nl.no_reorder()."""
+    """There is no device loop inside `with nl.no_reorder():`."""
     for node in scope.nodes(ast.With):
         names = [
             source.name_of(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call)
@@ -159,7 +159,7 @@ def no_reorder_holds_no_loop(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI018", Severity.error)
 def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
-    """The body of fori_loop returns nothing, that of while_loop the next register."""
+    """The body of nl.fori_loop returns nothing; the body of nl.while_loop returns the register to test next."""
     for call, name in source.calls(scope):
         if name not in ("nl.fori_loop", "nl.while_loop"):
             continue
@@ -177,7 +177,7 @@ def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI041", Severity.error)
 def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
-    """depends_on does not lead out of a device loop: the producer is in the same body or outside."""
+    """depends_on names no instruction inside a device loop, unless the waiting instruction is inside it as well."""
     bodies: list[ast.AST] = [
         body
         for call, name in source.calls(scope)
@@ -216,9 +216,9 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
 
 
 def _enclosing_loops(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
-    """Return the indices of the device loops around the single line that assigns a name.
+    """Return the indices in `bodies` of the device loops around the line that assigns a name.
 
-    None if no line assigns the name, or several do.
+    None if `lines`, the lines that assign the name, are not exactly one.
     """
     if len(lines) != 1:
         return None

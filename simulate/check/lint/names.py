@@ -44,7 +44,7 @@ def names_exist(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI046", Severity.error)
 def attributes_of_tensors(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A tensor has the attributes that the reference of NKI documents."""
+    """A kernel uses attributes of tensors that NKI documents, such as .shape, and not .T or .astype of NumPy."""
     if source.older:
         return
     shaped = {ast.unparse(node.value) for node in scope.nodes(ast.Attribute) if node.attr == "shape"}
@@ -96,7 +96,10 @@ def operands_are_on_chip(source: Source, scope: Scope) -> Iterator[Spot]:
 
 
 def _parameters(scope: Scope) -> set[str]:
-    """Return the parameters of a kernel without a default that no statement binds again."""
+    """Return the names of a kernel's parameters that have no default and that no statement binds again.
+
+    Empty for a function without `@nki.jit`, and without names that parameters of functions inside it have.
+    """
     arguments = scope.node.args
     required = arguments.args[: len(arguments.args) - len(arguments.defaults)]
     bound = {node.id for node in scope.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}

@@ -20,7 +20,11 @@ _INVERSES = frozenset({"nl.divide", "nl.reciprocal", "nisa.reciprocal"})
 
 @lint_rule("NKI048", Severity.warning)
 def softmax_subtracts_its_maximum(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A softmax subtracts the largest score of a row before exp, which is infinite above 88.7."""
+    """A softmax subtracts the largest score of a row before exp, which is infinite above 88.7.
+
+    Reported is an exp without a bias whose results are summed, in a function that divides and has no name of
+    `_BOUNDS`.
+    """
     names = {name for _, name in source.attributes(scope)}
     if names & _BOUNDS or not names & _INVERSES:
         return
@@ -39,7 +43,10 @@ def softmax_subtracts_its_maximum(source: Source, scope: Scope) -> Iterator[Spot
 
 
 def _summed_by(source: Source, call: ast.Call, name: str) -> Iterator[str]:
-    """Yield the name of the tile whose elements a call adds up."""
+    """Yield the variable whose elements a call adds up, nothing for a call that adds up none.
+
+    It is the data of a sum, and dst of an activation that also reduces.
+    """
     if name == "nisa.tensor_reduce" and _operator_of(source, call) == "nl.add":
         yield _name_of(argument(call, 2, "data"))
     elif name == "nl.sum":
@@ -51,13 +58,13 @@ def _summed_by(source: Source, call: ast.Call, name: str) -> Iterator[str]:
 
 
 def _operator_of(source: Source, call: ast.Call) -> str:
-    """Return the name of an instruction's operator, an empty text for any other expression."""
+    """Return the dotted name of the op argument of a call, such as "nl.exp"; empty if it has none."""
     operator = argument(call, 1, "op")
     return "" if operator is None else source.name_of(operator)
 
 
 def _has_bias(call: ast.Call, name: str) -> bool:
-    """Return whether a call has a bias, or keywords that the source does not show."""
+    """Return whether a call of an activation has a bias other than None, or unpacks keywords with `**`."""
     parameters = documented_signature(INSTRUCTIONS[name.removeprefix("nisa.")]).parameters
     bias = argument(call, [*parameters].index("bias"), "bias")
     has_value = bias is not None and not (isinstance(bias, ast.Constant) and bias.value is None)

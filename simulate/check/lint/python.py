@@ -37,7 +37,10 @@ _LIBRARY_BASES = frozenset({"NKIObject", "Enum", "IntEnum"})
 
 @lint_rule("NKI001", Severity.error, until=TRACER)
 def identity(source: Source, scope: Scope) -> Iterator[Spot]:
-    """`is` and `is not` are not supported; public kernels that compile use them against None only."""
+    """`is` and `is not` are not supported; public kernels that compile use them against None only.
+
+    So a comparison with None is a warning.
+    """
     for node in scope.syntax_nodes:
         if not isinstance(node, ast.Compare):
             continue
@@ -83,7 +86,7 @@ def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI009", Severity.error, until=TRACER)
 def user_classes(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A class that a kernel makes instances of inherits from nl.NKIObject and nothing else."""
+    """A class that a kernel makes instances of has one base: nl.NKIObject, Enum or IntEnum."""
     for node in scope.nodes(ast.Call):
         known = source.classes.get(node.func.id) if isinstance(node.func, ast.Name) else None
         if known is None:
@@ -98,7 +101,7 @@ def user_classes(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI010", Severity.error, until=TRACER)
 def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
-    """The keys of a dict are strings."""
+    """The keys of a dict are strings, not numbers or counters of loops."""
     for literal in scope.nodes(ast.Dict):
         for key in literal.keys:
             if isinstance(key, ast.Constant) and not isinstance(key.value, str):
@@ -130,7 +133,7 @@ def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI032", Severity.warning, until=TRACER)
 def full_python(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Constructs that no public kernel uses, of undocumented support in the parser, need the tracer of 0.7."""
+    """A kernel uses only Python constructs that public kernels use; others need the tracer of NKI 0.7."""
     decorators = {id(node) for decorator in scope.node.decorator_list for node in ast.walk(decorator)}
     for node in scope.syntax_nodes:
         if id(node) in decorators:

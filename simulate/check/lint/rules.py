@@ -25,7 +25,10 @@ FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Report of a rule: a node, what is wrong with it, what to write instead; severity None for that of the rule."""
+    """Fault that a rule has found: the node of the source, what is wrong with it, and what to write instead.
+
+    `severity` replaces that of the rule; None keeps it.
+    """
 
     node: ast.AST
     message: str
@@ -46,9 +49,9 @@ class Rule:
     until: Level | None
 
     def holds(self, level: Level) -> bool:
-        """Return whether the rule applies at a level.
+        """Return whether the rule applies at a level, which is a release of NKI.
 
-        NKI_COMPILER_FRONTEND=custom keeps the parser, and its rules, at 0.7.
+        NKI_COMPILER_FRONTEND=custom keeps the parser of the release before, and its rules, at 0.7.
         """
         if TRACER in (self.since, self.until) and os.environ.get(FRONTEND_VARIABLE) == "custom":
             level = min(level, PARSER)
@@ -62,6 +65,9 @@ def lint_rule(
     code: str, severity: Severity, since: Level = LEVELS[0], until: Level | None = None
 ) -> Callable[[FindSpots], FindSpots]:
     """Return a decorator that registers a function as a lint rule; its docstring starts with the rule's sentence.
+
+    The function gets a Source and a Scope of it, and yields a Spot for each fault in that function of the
+    source.
 
     Args:
         code: The stable id of the rule.
@@ -80,7 +86,7 @@ def lint_rule(
 
 
 def load_rules() -> None:
-    """Import the modules of the rules, which register themselves."""
+    """Import the modules of the rules, which fills `RULES`; later calls change nothing."""
     for name in ("calls", "interface", "loops", "names", "overflow", "python", "state", "tiles", "values"):
         importlib.import_module(f"simulate.check.lint.{name}")
 
@@ -88,15 +94,16 @@ def load_rules() -> None:
 def lint_source(
     text: str, file: str, level: Level | None = None, called: frozenset[str] = frozenset()
 ) -> list[Finding]:
-    """Return the findings about a source text.
+    """Return the findings about a source text, errors first, then by line.
 
-    A text in the older dialect compiles with the compiler that it was written for, so its findings are warnings.
+    A text in the older dialect compiles with the compiler that it was written for, so its findings are
+    warnings.
 
     Args:
         text: The source.
         file: The file name that the findings show.
         level: The release of NKI that the text is written for; None for NKI_LEVEL, else the newest.
-        called: Names of functions that other files call.
+        called: Names of functions that other files call; kernels among them may return tiles.
 
     Raises:
         InvalidArgument: The text is not Python, or is nested too deeply.
@@ -107,7 +114,15 @@ def lint_source(
 
 
 def lint_file(path: Path, level: Level | None = None) -> list[Finding]:
-    """Return the findings about a file; arguments and errors are those of `lint_source`."""
+    """Return the findings about a file, errors first, then by line.
+
+    Args:
+        path: The file.
+        level: The release of NKI that it is written for; None for NKI_LEVEL, else the newest.
+
+    Raises:
+        InvalidArgument: The file cannot be read, is not Python, or is nested too deeply.
+    """
     return findings_in(source_of(path, level), str(path))
 
 
@@ -121,7 +136,15 @@ def source_of(path: Path, level: Level | None = None) -> Source:
 
 
 def findings_in(source: Source, file: str) -> list[Finding]:
-    """Return the findings about a parsed file."""
+    """Return the findings about a parsed file, errors first, then by line.
+
+    Args:
+        source: The parsed file.
+        file: The file name that the findings show.
+
+    Raises:
+        InvalidArgument: The file is nested too deeply.
+    """
     load_rules()
     findings = []
     with _readable(file):
@@ -134,7 +157,14 @@ def findings_in(source: Source, file: str) -> list[Finding]:
                     where = Location(file, line, scope.node.name)
                     severity = Severity.warning if source.older else spot.severity
                     findings.append(
-                        make_finding(rule.finding_kind, spot.message, where, (), spot.hint, severity)
+                        make_finding(
+                            rule.finding_kind,
+                            f"{spot.message}. Rule: {rule.finding_kind.sentence}",
+                            where,
+                            (),
+                            spot.hint,
+                            severity,
+                        )
                     )
     return sort_findings(findings)
 
@@ -151,12 +181,17 @@ def _parsed(text: str, file: str) -> ast.Module:
             warnings.simplefilter("ignore")  # warnings of Python about the text are no findings
             return ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
+        raise InvalidArgument(
+            "NKW-LINT-SYNTAX", f"{file} is not Python: {error}; mend this line, or leave the file out"
+        ) from None
 
 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
-    """Raise InvalidArgument for a file that is nested too deeply for Python's parser or a walk over its tree."""
+    """Convert Python's errors about too deep nesting inside a `with` block into InvalidArgument.
+
+    They come from Python's parser or from a walk over the tree; `file` is named in the message.
+    """
     try:
         yield
     except (RecursionError, MemoryError):

@@ -1,4 +1,9 @@
-"""Source file for the lint rules: its NKI names, its kernels, and the tensors of its variables."""
+"""Source file for the lint rules: its NKI names, its kernels, and the tensors of its variables.
+
+A kernel is a function under `@nki.jit`. A scope is a function that uses NKI: a kernel or a helper that issues
+instructions. Names of NKI's modules are given as nl, nisa and ncc, however a file imports them. The analysis
+follows plain assignments only; a variable with values of different kinds is unknown.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,10 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class Tensor:
-    """Allocation as the source shows it."""
+    """Allocation as the source shows it; None for a buffer, dtype or shape that the source does not show.
+
+    `buffer` and `dtype` are dotted names such as "nl.psum". `line` is the line of the allocation.
+    """
 
     name: str
     buffer: str | None
@@ -40,7 +48,7 @@ class Tensor:
 
 @dataclass
 class Scope:
-    """Kernel function and the objects that its variables refer to."""
+    """Function that uses NKI, and the objects that its variables refer to."""
 
     node: Function
     is_kernel: bool
@@ -54,20 +62,20 @@ class Scope:
         return tuple(ast.walk(self.node))
 
     def nodes(self, node_class: type[Node]) -> Iterator[Node]:
-        """Yield the nodes of a class in the function."""
+        """Yield the nodes of a class in the function, functions inside it included."""
         return (node for node in self.syntax_nodes if isinstance(node, node_class))
 
     def has(self, object_kind: Holds, node: ast.expr | None) -> bool:
-        """Return whether an expression is a variable that refers to an object of a kind."""
+        """Return whether an expression is a variable that is known to refer to an object of a kind."""
         return isinstance(node, ast.Name) and self.holds.get(node.id) is object_kind
 
     def tensor_of(self, node: ast.expr | None) -> Tensor | None:
-        """Return the tensor that a variable refers to, None for other expressions."""
+        """Return the tensor that a variable refers to, None for other expressions and unknown variables."""
         return self.tensors.get(node.id) if isinstance(node, ast.Name) else None
 
 
 class Source:
-    """Parsed source file."""
+    """Parsed source file: its scopes, kernels and classes, and the NKI names of its expressions."""
 
     def __init__(self, tree: ast.Module, level: Level = NEWEST) -> None:
         """Parse the imports, kernels and variables of a file.
@@ -129,7 +137,7 @@ class Source:
             self.aliases[name] = "nki.jit"
 
     def name_of(self, node: ast.expr) -> str:
-        """Return the dotted name of an expression with NKI's modules under their usual names, empty if it has none.
+        """Return the dotted name of an expression with NKI's modules as nl, nisa or ncc; empty for other names.
 
         For example "nl.load" for `language.load` after `import nki.language as language`.
         """
@@ -163,14 +171,14 @@ class Source:
         )
 
     def calls(self, scope: Scope) -> Iterator[tuple[ast.Call, str]]:
-        """Yield the calls of NKI names in a function, each with its name."""
+        """Yield (call, dotted NKI name) for each call of an NKI name in a function, such as "nisa.dma_copy"."""
         for node in scope.nodes(ast.Call):
             name = self.name_of(node.func)
             if name:
                 yield node, name
 
     def attributes(self, scope: Scope) -> Iterator[tuple[ast.Attribute, str]]:
-        """Yield the dotted NKI names in a function, each after its node."""
+        """Yield (node, dotted NKI name) for each attribute access in a function; the name is empty outside of NKI."""
         for node in scope.nodes(ast.Attribute):
             yield node, self.name_of(node)
 
@@ -181,9 +189,9 @@ _ALLOCATES = frozenset(
 
 
 class _Variables(ast.NodeVisitor):
-    """Visitor that finds the objects to which the variables of a function refer.
+    """Visitor that fills `holds`, `tensors` and `bodies` of a scope from the assignments of its function.
 
-    A variable that is bound to objects of different kinds is unknown.
+    A variable that is bound to objects of different kinds is unknown and gets no entry.
     """
 
     def __init__(self, source: Source, scope: Scope) -> None:
@@ -211,7 +219,7 @@ class _Variables(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Record the body functions of device loops."""
+        """Record the names of functions that are bodies of nl.fori_loop and nl.while_loop."""
         name = self.source.name_of(node.func)
         where = {"nl.fori_loop": 2, "nl.while_loop": 1}.get(name)
         if where is not None:
@@ -285,7 +293,13 @@ def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    """Return an argument of a call by position or name, None if the call does not have it."""
+    """Return an argument of a call by keyword or position, None if the call does not have it.
+
+    Args:
+        call: The call.
+        position: The index of the parameter; it is ignored after a starred argument.
+        name: The name of the parameter.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value

@@ -1,4 +1,7 @@
-"""Lint rules about state that is not an argument: a compiled kernel is reused after the state has changed."""
+"""Lint rule about state that is not an argument: a compiled kernel is reused after the state has changed.
+
+State is a mutable global, a clock, a random generator, the environment, or an attribute of a class.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ _CHANGES = frozenset("append extend insert remove pop popitem clear update setde
 
 @lint_rule("NKI031", Severity.warning)
 def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed.
+    """A kernel is compiled once: it reads no mutable global, clock, random or environment value and changes no class.
 
-    Helpers that issue no instructions are checked with the kernel that calls them.
+    A compiled kernel is reused when such state has changed. Helpers that issue no instructions are checked
+    with the first kernel that calls them; there a global counts only if some code changes it.
     """
     mutable = {
         target.id
@@ -67,7 +71,10 @@ def _find_outside_reads(function: Function, modules: dict[str, str]) -> Iterator
 
 
 def _imported_modules(source: Source) -> dict[str, str]:
-    """Return the module or object that each name imported at the top of a file refers to."""
+    """Return what each name that a file imports at module level refers to, as a dotted name.
+
+    For example {"np": "numpy", "environ": "os.environ"}.
+    """
     names: dict[str, str] = {}
     for node in source.statements:
         if isinstance(node, ast.Import):
@@ -96,7 +103,10 @@ def _find_class_stores(source: Source, function: Function) -> Iterator[Spot]:
 
 
 def _find_mutated(source: Source, kernel_line: int) -> set[str]:
-    """Return the names that a function, or the module below the kernel, changes in place."""
+    """Return the names of variables that any function of the file changes in place, or the module below `kernel_line`.
+
+    In place is a store to or deletion of an element, or a method such as append.
+    """
     functions = [
         node for node in source.syntax_nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
@@ -117,9 +127,9 @@ def _find_mutated(source: Source, kernel_line: int) -> set[str]:
 
 
 def _helpers(source: Source, scope: Scope) -> list[Function]:
-    """Return the functions of the file that a kernel calls and that issue no instructions.
+    """Return the functions of the file that issue no instructions and that a kernel calls, directly or through others.
 
-    A helper that several kernels call belongs to the first of them.
+    A helper that several kernels call belongs to the first of them. Empty for a scope that is no kernel.
     """
     plain = {
         node.name: node

@@ -15,7 +15,11 @@ _READERS = frozenset({"nl.store", "nl.device_print"})
 
 
 def _selected_dim(scope: Scope, node: ast.expr) -> int | None:
-    """Return the dim that a call of a view method selects at run time, None if it selects none."""
+    """Return the dim that a call of a view method selects at run time, None if it selects none.
+
+    vector_select selects dim 0. select does with a tile or register as its index, ap with a scalar or vector
+    offset.
+    """
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
     if node.func.attr == "vector_select":
@@ -36,7 +40,10 @@ def _number(node: ast.expr | None, otherwise: int) -> int:
 
 
 def _dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
-    """Return the names that are assigned once, to a view selected at run time, with the call and the dim."""
+    """Return, by name, the call and the selected dim of each view that is selected at run time.
+
+    Only names that are assigned once count.
+    """
     assigned: dict[str, list[ast.expr]] = {}
     for node in scope.nodes(ast.Assign):
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -113,7 +120,7 @@ def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
 
 
 def is_allocated_once(source: Source, scope: Scope, name: str) -> bool:
-    """Return whether every binding of a name is the same nl.ndarray."""
+    """Return whether a name is bound exactly once in the function, to a call of nl.ndarray."""
     values = [
         node.value
         for node in scope.nodes(ast.Assign)
@@ -126,7 +133,10 @@ def is_allocated_once(source: Source, scope: Scope, name: str) -> bool:
 def _uses(
     source: Source, scope: Scope, name: str, positions: dict[int, tuple[int, int]]
 ) -> list[tuple[ast.expr, bool]]:
-    """Return the uses of a name in the order of lines, and whether an instruction only reads it there.
+    """Return (node, is_read) for each use of a name in program order.
+
+    is_read is True where an instruction only reads the variable. Within one statement the reads come first.
+    Uses of the variable's shape, dtype, ndim and buffer are left out.
 
     Args:
         source: The file.
@@ -155,7 +165,7 @@ def _uses(
 
 
 def _statement_positions(scope: Scope) -> dict[int, tuple[int, int]]:
-    """Return line and column of the statement around each expression, by the expression's id."""
+    """Return (line, column) of the statement around each expression, by the id() of the expression's node."""
     return {
         id(node): (statement.lineno, statement.col_offset)
         for statement in scope.syntax_nodes
@@ -172,7 +182,12 @@ def _operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_input(called: str, parameter: str) -> bool:
-    """Return whether an instruction only reads its argument for a parameter."""
+    """Return whether a call only reads its argument for a parameter.
+
+    Args:
+        called: The dotted name of what is called.
+        parameter: The name of the parameter.
+    """
     if called in _READERS:
         return parameter == "value" or called == "nl.device_print"
     known = called.startswith("nisa.") and called.removeprefix("nisa.") in INSTRUCTIONS

@@ -29,7 +29,7 @@ def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
 
 @lint_rule("NKI019", Severity.error)
 def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
-    """There are no Python operators on tensors, and only tensors are assigned to a part of one."""
+    """Tensors take no Python operators, and only a tensor can be assigned to a slice of a tensor."""
     for node in scope.syntax_nodes:
         if isinstance(node, ast.BinOp) and (_is_tensor(scope, node.left) or _is_tensor(scope, node.right)):
             op = _OPERATORS.get(type(node.op), "…")
@@ -50,7 +50,7 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
 
 
 def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
-    """Return whether a value may be a tensor: it is no number, and not what an instruction returned."""
+    """Return whether an assigned value may be a tensor; numbers and what an instruction returned are not."""
     if isinstance(node, ast.Name):
         return scope.holds.get(node.id, Holds.tensor) is Holds.tensor
     if isinstance(node, ast.Call):
@@ -60,7 +60,7 @@ def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
 
 @lint_rule("NKI020", Severity.error)
 def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Python code does not read the values of a tensor."""
+    """Python does not read the values of a tensor: no if, while, int(), float() or bool() on it."""
     for node in scope.syntax_nodes:
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
             conditions = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
@@ -91,7 +91,10 @@ def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI022", Severity.error)
 def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
-    """An instruction returns a handle, not a tile: it needs a dst, and the dst has its result."""
+    """An instruction gets a dst tile for its result; the handle that it returns is not passed to other calls.
+
+    Two faults are reported: a call without dst, and an argument that is what an instruction returned.
+    """
     for call, name in source.calls(scope):
         if not name.startswith(("nisa.", "nl.")):
             continue
@@ -152,7 +155,7 @@ def psum_over_outer_loops(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI037", Severity.error)
 def partition_step(source: Source, scope: Scope) -> Iterator[Spot]:
-    """The first pair of an access pattern on chip steps by the free size of the tile."""
+    """The step of the first pair of .ap(pattern=…) on a tile on chip is the free size of the tile."""
     for node in scope.nodes(ast.Call):
         if not (isinstance(node.func, ast.Attribute) and node.func.attr == "ap"):
             continue
