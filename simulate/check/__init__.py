@@ -1,8 +1,10 @@
 """Detectors: findings about a launch, whether it ran to its end or stopped.
 
-A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran. Every file of
-this folder with such a function is a family of detectors; its first line names what it finds. `deadlocks` explains why
-cores wait for each other. `orders` and `interleavings` execute a launch again on request. `lint` reads source code.
+A detector is a pure function `detect` of a `Launch` and of the `Evidence` that was gathered while it ran.
+Each module of this folder that defines such a function is a group of detectors; its docstring begins with the
+name of the group. `deadlocks` explains why cores wait for each other. `orders` and `interleavings` execute a
+launch again on request. `lint` reads source code. The commands `check` and `verify` and the fixture
+`check_kernel` call `gathered` and `collect_findings`.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ broken rules that a launch tolerated."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return the findings of all detectors about one launch, sorted as `sort_findings` does.
+    """Return the findings of all detectors about one launch, without repetitions.
 
-    Under the rules of the vendor's simulator, which has no such detectors, every finding is a warning.
+    The order is errors first, then by file, line, code and text. Under the rules of the vendor's simulator
+    (`--rules simulator`) every finding is a warning, because that simulator has no such detectors.
     """
     findings = [finding for look in DETECTORS.values() for finding in look(launch, evidence)]
     if launch.rules is Rules.simulator:
@@ -56,14 +59,14 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """Call a function and return the findings of all launches that it makes.
+    """Call a function and return the findings of all launches that it makes, errors first, then by file and line.
 
-    An NkwError that stops a launch becomes a finding.
+    An NkwError that stops a launch becomes a finding, also one that leaves the function.
 
     Args:
-        launching: The function to call, without arguments.
-        orders: As for `gathered`.
-        seeds: As for `gathered`.
+        launching: The function to call, without arguments; what it returns is ignored.
+        orders: Number of legal orders of its instructions in which each launch is executed again.
+        seeds: Number of random core schedules under which each launch of several cores is repeated.
 
     Raises:
         InvalidArgument: orders or seeds is negative.
@@ -81,11 +84,12 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
 def collect_findings(
     seen: Gatherer, progress: Callable[[Sequence[Any], str], Iterable[Any]] = lambda launches, _: launches
 ) -> list[Finding]:
-    """Return the findings of all gathered launches, and of the errors that stopped launches.
+    """Return the findings of all gathered launches, and of the errors that stopped launches, errors first.
 
     Args:
-        seen: The observer that gathered the launches.
-        progress: Gets the launches and a title, and yields the launches; shows progress in a terminal.
+        seen: The observer that `gathered` yielded.
+        progress: Gets the (launch, evidence) pairs and a title, and yields the pairs; shows progress in a
+            terminal.
     """
     findings = list(map(convert_launch_error, seen.errors))
     for launch, evidence in progress(seen.launches, "detectors"):
@@ -96,8 +100,8 @@ def collect_findings(
 def convert_launch_error(error: NkwError) -> Finding:
     """Convert an error that stopped a kernel into a finding.
 
-    A deadlock and a rendezvous whose members disagree get a hint about their likely cause. A read of unwritten shared
-    HBM gets the barrier as its hint.
+    A deadlock, or a rendezvous whose members disagree, gets a hint about its likely cause. A read of
+    unwritten shared HBM gets `nisa.core_barrier` as its hint. Any other error keeps its own hint.
     """
     if isinstance(error, (Deadlock, RendezvousMismatch)):
         return explain_deadlock(error)

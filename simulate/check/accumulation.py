@@ -27,7 +27,10 @@ OPEN = register_kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings for PSUM tiles on which simulation and chip are known to differ, core by core."""
+    """Return findings for sums in PSUM that are wrong or undefined on the chip, core by core.
+
+    NKW-PSUM-INIT and NKW-PSUM-REOPENED concern the start of a sum, NKW-PSUM-OPEN a read before its end.
+    """
     findings: list[Finding] = []
     for stream in launch.streams:
         automatic = evidence.get_core(stream).automatic
@@ -39,9 +42,16 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 def _accumulations(
     stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
 ) -> list[Finding]:
-    """Return findings for accumulations onto PSUM tiles, judged by earlier writes and reads of the tile.
+    """Return a finding for each line on which a matmul accumulates onto a PSUM tile without a valid start of its sum.
 
-    Of equal accesses only the first accumulation, the last read and the last write are remembered.
+    A start is invalid if another instruction than a matmul wrote it (NKW-PSUM-INIT). With accumulate=None it
+    is also invalid if the old sum was read before and is still in the tile (NKW-PSUM-REOPENED).
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event of the stream.
+        chip: The chip, some of which accumulate onto what any instruction wrote.
+        automatic: Events that are matmuls with accumulate=None.
     """
     findings: list[Finding] = []
     lines: set[int] = set()
@@ -68,7 +78,13 @@ def _accumulations(
 def _early_reads(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
     """Return a finding for each line that reads a sum which a matmul adds to afterwards and something reads again.
 
-    A sum that nothing reads again is NKW-PSUM-UNREAD, and one with accumulate=None is NKW-PSUM-REOPENED.
+    A sum that nothing reads again is left to NKW-PSUM-UNREAD, and one with accumulate=None to
+    NKW-PSUM-REOPENED.
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event of the stream.
+        automatic: Events that are matmuls with accumulate=None.
     """
     findings: list[Finding] = []
     reported_lines: set[int] = set()
@@ -104,7 +120,8 @@ def _report_open_sum(stream: Stream, read: tuple[int, Access], addition: tuple[i
     reading, record = stream.event(read[0]), stream.tensors[read[1].tensor]
     return make_finding(
         OPEN,
-        f"{reading.op} reads {record.name} {record.shape} of PSUM before {stream.event(addition[0]).op} adds to it",
+        f"{reading.op} reads {record.name} {record.shape} of PSUM before {stream.event(addition[0]).op} adds to it, "
+        "so it reads a part of the sum",
         reading.where,
         (describe_access(stream, *read), describe_access(stream, *addition)),
         hint="read the sum after its last matmul, or give every sum a tile of its own",

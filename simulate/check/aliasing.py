@@ -21,12 +21,12 @@ from simulate.run.stream import Stream
 SHIFTED = register_kind(
     "NKW-ALIAS-SHIFTED",
     Severity.warning,
-    "A result overlaps an operand only element on element; an engine writes results before it has read all operands.",
+    "A result overlaps an operand only at equal positions; an engine writes results before it has read all operands.",
 )
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return one finding for each line whose result overlaps an operand at other positions, core by core."""
+    """Return one finding for each line whose result overlaps one of its operands at other positions, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         findings += _shifted(stream)
@@ -58,7 +58,7 @@ def _shifted(stream: Stream) -> list[Finding]:
                 make_finding(
                     SHIFTED,
                     f"{stream.event(event).op} reads {record.name} {record.shape} and writes the same bytes at other "
-                    "positions",
+                    "positions; an engine writes results before it has read all operands",
                     stream.event(event).where,
                     [describe_access(stream, event, accesses[index]) for index in (source, target)],
                     hint="write to a second tile",
@@ -69,7 +69,12 @@ def _shifted(stream: Stream) -> list[Finding]:
 
 
 def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
-    """Return the indices of operands and results on chip that an engine reads and writes at the same time."""
+    """Return the (operand, result) pairs of an instruction that could overlap while an engine streams elements.
+
+    Both are operand indices of the template, and the operand is on chip. The list is empty for DMAs, for
+    synchronisation, for views with run-time addresses, and for instructions that are neither element by
+    element nor transposes.
+    """
     plan = template.plan
     # A shuffle of partitions may be in place, as its page says; gathers and searches state nothing.
     streams = plan.propagate in (propagation.elementwise, propagation.transposed)
@@ -84,7 +89,13 @@ def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
 
 
 def _collide(template: Template, operand: int, result: int) -> bool:
-    """Return whether a result overlaps an operand of the same allocation at other positions than element on element."""
+    """Return whether a result, in the tensor of an operand, overlaps the operand other than element on element.
+
+    Args:
+        template: The template of the instruction.
+        operand: Index of the operand in the template.
+        result: Index of the result in the template.
+    """
     source, target = template.operands[operand], template.operands[result]
     moves = template.plan.propagate is propagation.transposed
     if source.layout.form is not target.layout.form or source.free_size == 1 or target.free_size == 1:

@@ -51,7 +51,7 @@ SEED = register_kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return a finding for each line whose values show that the kernel means another operation."""
+    """Return a finding for each line whose values show that the kernel means another operation, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream).arithmetic
@@ -81,7 +81,10 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _seeds_of_cores(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return a finding for each rank whose second core draws with a seed of the first."""
+    """Return a finding for each rank on which both cores set an equal seed and draw with it.
+
+    At most one seed is reported for each rank. The seeds are those of `Arithmetic.seeds`.
+    """
     findings: list[Finding] = []
     first_of_rank: dict[int, Stream] = {}
     for stream in launch.streams:

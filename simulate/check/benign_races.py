@@ -1,7 +1,8 @@
 """Benign races: both cores store the same bytes, so that the order of their writes does not matter.
 
-A kernel on two cores that does not divide its work computes and stores everything twice. Its stores race, and so do its
-fences, which copy a tensor onto itself. But every write stores the value that the bytes have already.
+A kernel on two cores that does not divide its work computes and stores everything twice. Its stores race, and
+so do its fences: DMAs that copy a tensor onto itself. But every write stores the value that the bytes have
+already. The detector `race` calls the functions of this module and does not report such races as errors.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from simulate.run.stream import READ, Access
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Access of shared HBM by one core."""
+    """Access of shared HBM by one event of one core, with the bytes that it touches."""
 
     event: int
     access: Access
@@ -34,7 +35,10 @@ class Use:
 
 
 def write_same_values(first: Use, second: Use) -> bool:
-    """Return whether two cores write the same value to every common byte, so that their order does not matter."""
+    """Return whether two cores write equal values to every byte that both write, so that the order does not matter.
+
+    False if one of the accesses is a read.
+    """
     if not (first.writes and second.writes):
         return False
     if first.footprint.digest == second.footprint.digest and first.footprint.is_same_view(second.footprint):
@@ -48,11 +52,12 @@ def write_same_values(first: Use, second: Use) -> bool:
 def reads_what_it_wrote(
     first: Use, second: Use, first_uses: Sequence[Use], second_uses: Sequence[Use]
 ) -> bool:
-    """Return whether a core reads the bytes that it stored itself since the last rendezvous, while another writes them.
+    """Return whether a race of a read with a write is benign, because the write stores what the reader stored itself.
 
-    The race is benign if the other core writes the same bytes. A write by a fence is benign as well: it stores the
-    value
-    that the bytes have. A fence that undoes a concurrent write races with that write, which is reported.
+    The reader must have stored, since the last rendezvous that both cores passed, the same bytes as the other
+    core writes. A write by a fence, which copies a tensor onto itself, is always benign: it stores the value
+    that the bytes have. A fence that undoes a concurrent write is reported as a race with that write. False
+    if both accesses read or both write.
 
     Args:
         first: An access of the first core.

@@ -42,16 +42,17 @@ from simulate.tracebacks import print_user_traceback
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
     """Run a script, and report the findings about its launches and about the source of the launched kernels.
 
-    What the script prints goes to stderr, so that stdout contains the report only. Warnings of lint are printed and do
-    not
-    change the exit status.
+    What the script prints goes to stderr, so that stdout contains the report only. Warnings of lint are
+    printed and do not change the exit status.
 
     Args:
         options: The options of the command line.
         run_script: Runs the script; raises NkwError if a kernel breaks a rule.
 
     Returns:
-        The exit status.
+        The exit status: 0 without findings that fail a check, 1 with such findings, 2 if nothing was
+        launched, the start was refused or the report cannot be written, 3 if the script failed before its
+        end.
     """
     outputs = Outputs(lambda: list_read_files(options))
     try:
@@ -101,10 +102,14 @@ def _check_script(
 def _run(
     options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
 ) -> tuple[int, str]:
-    """Run the script.
+    """Run the script; an NkwError that stopped a launch is appended to `seen.errors` and not raised.
 
     Returns:
-        The exit status of a start that was refused, else 0; and the reason why the script failed, else an empty text.
+        The exit status of a start that was refused, else 0; and the reason why the script failed, empty if it
+        ended well or a kernel broke a rule.
+
+    Raises:
+        KeyboardInterrupt: The user interrupts the script. The traceback of any other error is printed.
     """
     try:
         return run_script(options), ""
@@ -125,7 +130,11 @@ def _run(
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Report the findings of lint about files, and about every Python file below folders; return the exit status."""
+    """Report the findings of lint about files, and about every Python file below folders; return the exit status.
+
+    The status is 1 if a finding is an error. It is 2 if the level is unknown, the report cannot be written,
+    or the only path is a file that cannot be read. Of several files, one that cannot be read gives a finding.
+    """
     paths = [Path(path) for path in options.paths]
     folders = (sorted(path.rglob("*.py")) if path.is_dir() else [path] for path in paths)
     files = list(dict.fromkeys(file for folder in folders for file in folder))
@@ -172,10 +181,11 @@ def _lint_files(options: argparse.Namespace, files: Sequence[Path], contents: di
 
 
 def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
-    """Print all findings but the ignored ones.
+    """Print the findings whose codes `--ignore` does not name, in the format of `--format`.
 
     Returns:
-        The printed findings, those of `--error` with severity error; None if they cannot be written.
+        The printed findings, in the order of the argument. Codes of `--error` have severity error. None,
+        after an error message, if the report cannot be written.
     """
     ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
     kept = [

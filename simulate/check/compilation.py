@@ -1,7 +1,9 @@
 """`compilation`: operands that simulator and reference accept, and that users report as refused by the compiler.
 
-The reports name no document, so each detector matches only the reported pattern. Views with run-time addresses are not
-reported.
+The reports name no document, so each detector matches only the reported pattern. Views with run-time
+addresses are not reported. A detector here is a function of a template, the form that all calls of one
+instruction with equal operand layouts share; it yields (index of the refused operand, what is wrong with it,
+what to do).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _RefusedOperand = tuple[int, str, str]
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return one finding for each line and rule, core by core."""
+    """Return one finding for each line and each of the four rules of this module that it breaks, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         for rule, find_operands in _RULES:
@@ -64,7 +66,13 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 def _broken(
     stream: Stream, rule: FindingKind, find_operands: Callable[[Template], Iterator[_RefusedOperand]]
 ) -> Iterator[Finding]:
-    """Yield a finding for the first event of each line whose template breaks a rule."""
+    """Yield a finding for the first event of each line whose template breaks a rule.
+
+    Args:
+        stream: The stream of the core.
+        rule: The kind of the findings.
+        find_operands: Yields the refused operands of a template; the first one is reported.
+    """
     operands = [next(find_operands(template), None) for template in stream.templates]
     if not any(operands):
         return
@@ -88,7 +96,7 @@ def _broken(
 
 
 def _different_partitions(template: Template) -> Iterator[_RefusedOperand]:
-    """Yield the destination of a copy between tiles in SBUF that differ in their number of partitions."""
+    """Yield the destination of a DMA copy between tiles in SBUF that differ in their number of partitions."""
     if not template.plan.effects.copies:
         return
     source, target = (template.operands[operands[0]] for operands in (template.reads, template.writes))
@@ -101,7 +109,7 @@ def _different_partitions(template: Template) -> Iterator[_RefusedOperand]:
 
 
 def _half_start(template: Template) -> Iterator[_RefusedOperand]:
-    """Yield the results of 2-byte dtypes in PSUM that start between two multiples of 4 bytes."""
+    """Yield each result of a 2-byte dtype in PSUM whose first byte in its partition is not a multiple of 4."""
     for index in template.writes:
         target = template.operands[index]
         if target.buffer is MemoryRegion.psum and target.dtype.itemsize == 2 and target.dynamic is None:
@@ -115,9 +123,10 @@ def _half_start(template: Template) -> Iterator[_RefusedOperand]:
 
 
 def _row_stride(template: Template) -> Iterator[_RefusedOperand]:
-    """Yield the destination of a DMA transpose whose rows are no multiple of 32 bytes apart.
+    """Yield the destination of a DMA transpose if its rows are not a multiple of 32 bytes apart.
 
-    One element in each row is no transpose: a row of HBM is spread over partitions, as the vendor's kernels do.
+    A transpose with one row, or with one element in each row, is not reported: it only spreads a row of HBM
+    over partitions, as the vendor's kernels do.
     """
     if not template.plan.effects.transposes:
         return
@@ -132,7 +141,7 @@ def _row_stride(template: Template) -> Iterator[_RefusedOperand]:
 
 
 def _step_zero(template: Template) -> Iterator[_RefusedOperand]:
-    """Yield operands on chip that are one row with a partition step of 0."""
+    """Yield each operand in SBUF or PSUM that has a single row and a partition step of 0."""
     for index in (*template.reads, *template.writes):
         view = template.operands[index]
         if view.buffer.on_chip and view.dynamic is None and view.shape[0] == 1 and view.strides[0] == 0:

@@ -1,6 +1,8 @@
 """Likely cause of a deadlock, or of a rendezvous whose members disagree.
 
-Both end a launch before its streams are complete. The finding is made from the lines about waiting cores in the error.
+A rendezvous is a collective, a sendrecv or a core_barrier: each of its members waits for the others. Both
+errors end a launch before its streams are complete. So the finding is made from the error's text, which has a
+line for each core.
 """
 
 from __future__ import annotations
@@ -24,7 +26,12 @@ assert not {DEADLOCK.code, MISMATCH.code} & RULES.keys()
 
 
 def explain_deadlock(error: Deadlock | RendezvousMismatch) -> Finding:
-    """Convert a deadlock or a disagreement into a finding, with a hint that fits the waiting cores."""
+    """Convert a deadlock, or a rendezvous whose members disagree, into a finding with a hint.
+
+    The hint for a deadlock depends on the cores: whether a named member does not exist, a core has ended, or
+    the cores wait in different instructions. The finding is at the line of the error, else at the line of the
+    first waiting core.
+    """
     if isinstance(error, RendezvousMismatch):
         return make_finding(
             MISMATCH,
@@ -51,7 +58,7 @@ def explain_deadlock(error: Deadlock | RendezvousMismatch) -> Finding:
 
 
 def _first_waiting_line(waits: list[str]) -> Location | None:
-    """Return the line at which the first waiting core stopped, None if the error names none."""
+    """Return the line of the kernel at which the first waiting core stopped, None if no text names a line."""
     for line in waits:
         match = _WAITING_LINE.search(line)
         if match is not None:

@@ -52,8 +52,8 @@ _NEVER = -1
 class _RegisterFile:
     """Accumulator registers of one engine.
 
-    `setter` and `spoiler` have, for each partition, the last event that set the register, and the last event that
-    left it undefined; -1 for none.
+    `setter` and `spoiler` are int arrays [partitions]: the last event that set the register of a partition,
+    and the last event that left it undefined; -1 for none. `operator` is the operator of the last reset.
     """
 
     setter: np.ndarray
@@ -66,7 +66,7 @@ class _RegisterFile:
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings for accumulator registers and random generators that are used before they are set."""
+    """Return findings for accumulator registers and random generators that are not set, or registers not read out."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream)
@@ -116,7 +116,15 @@ def _registers(
 def _find_misuse(
     stream: Stream, event: int, use: Registers, file: _RegisterFile, used_sums: dict[int, int]
 ) -> Finding | None:
-    """Return the finding about one use of the registers, judged by their state before it; None for a correct use."""
+    """Return the finding about one use of the registers, judged by their state before it; None for a correct use.
+
+    Args:
+        stream: The stream of the core.
+        event: The event that uses the registers.
+        use: Its use of the registers.
+        file: The registers of its engine.
+        used_sums: The last event that read a tensor with a sum that was read out, by tensor.
+    """
     adds = use.command is ReduceCmd.reduce
     spoils = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
     reads = use.command is ReduceCmd.idle and use.read_out
@@ -172,9 +180,9 @@ def _find_misuse(
 def _find_discarded_sum(stream: Stream, event: int, use: Registers, file: _RegisterFile) -> Finding | None:
     """Return a finding if a use discards a sum of several instructions, or a sum that a loop was meant to continue.
 
-    A single reset_reduce is no sum: an exponential takes it so that the registers stay defined. It counts only if the
-    next
-    reset_reduce reads the registers out and is on the same line or has one of its operands.
+    A single reset_reduce is no sum: an exponential takes it so that the registers stay defined. It counts
+    only if the next reset_reduce reads the registers out and is on the same line or reads one of its
+    operands. None if nothing is discarded.
     """
     idles = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
     if not file.unread or not (use.command in _RESETS or idles):
@@ -223,7 +231,11 @@ def _report_discarded(stream: Stream, last: int, event: int | None) -> Finding:
 def _update_registers(
     stream: Stream, event: int, use: Registers, file: _RegisterFile, used_sums: dict[int, int]
 ) -> None:
-    """Update the state of the registers after a use."""
+    """Update `file` and `used_sums` in place after a use of the registers by an event.
+
+    `used_sums` maps a tensor with a sum that was read out to the event that read the tensor; a reset removes
+    its entries.
+    """
     rows = slice(0, use.rows)
     idles = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
     if idles or use.command in _RESETS or use.read_out:
@@ -248,7 +260,10 @@ def _update_registers(
 
 
 def _last_write(stream: Stream, event: int) -> Access:
-    """Return the last written operand of an event: the tile that receives the registers, else dst."""
+    """Return the last written operand of an event: the tile that receives the registers if there is one, else dst.
+
+    Raises IndexError if the event writes nothing.
+    """
     return [access for access in stream.accesses(event) if access.mode != READ][-1]
 
 

@@ -1,7 +1,9 @@
 """Evidence: facts about the values of a launch, observed while it runs, because streams do not store values.
 
-A stream stores the exact layout of every operand, and the effect of each instruction on the state of its core. Run-time
-addresses, digests of written bytes and ranges of operands are values, which `Evidence` observes.
+A stream is the record of one core: an event is the index of an instruction in it. It stores the exact layout
+of every operand, and the effect of each instruction on the state of its core. Run-time addresses, digests of
+written bytes and ranges of operands are values, which `Evidence` observes. The detectors of this package read
+both.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _Fact = TypeVar("_Fact")
 
 
 class CoreEvidence:
-    """Facts about one core's stream, observed while it ran or derived from its templates."""
+    """Facts about one core's stream: observed while the core ran, or derived from the stream on first use."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -60,23 +62,23 @@ class CoreEvidence:
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
-        """Accesses of every event, computed once for all detectors."""
+        """Accesses of every event, one for each operand of its template; computed once for all detectors."""
         return [self._stream.accesses(index) for index in range(len(self._stream))]
 
     @cached_property
     def flow(self) -> Flow:
-        """Data flow between the events, computed once for all detectors."""
+        """Data flow between the events through tiles on chip, computed once for all detectors."""
         return trace_flow(self._stream, self.accesses)
 
     @cached_property
     def registers(self) -> dict[int, Registers]:
-        """Use of the accumulator registers of their engine, by event."""
+        """How each event uses the accumulator registers of its engine, by event; events without a use are absent."""
         uses = self._by_template(lambda plan: plan.registers)
         return {event: registers for event, registers in uses if registers is not None}
 
     @cached_property
     def generators(self) -> dict[int, State]:
-        """Random generator that an event seeds or draws from, by event."""
+        """Random generator that an event seeds or draws from, by event; other events are absent."""
         states = self._by_template(lambda plan: plan.state if plan.registers is None else None)
         return {event: state for event, state in states if state is not None}
 
@@ -87,26 +89,26 @@ class CoreEvidence:
         return {event for event, automatic in modes if automatic}
 
     def _by_template(self, fact: Callable[[Plan], _Fact]) -> Iterator[tuple[int, _Fact]]:
-        """Yield every event with a fact about its plan, computed once for each template."""
+        """Yield every event with a fact about its plan; the fact is computed once for each template of the stream."""
         facts = [fact(template.plan) for template in self._stream.templates]
         return ((event, facts[number]) for event, number in enumerate(self._stream.template_ids))
 
     @cached_property
     def transfers(self) -> Transfers:
-        """DMAs that read and write one tensor, or that write an element twice."""
+        """DMAs that read and write one tensor, or that write an element more than once."""
         return Transfers(self._stream, self.addresses)
 
 
 class Transfers:
-    """DMAs that read and write one tensor, and DMAs that write an element twice, found by their exact patterns."""
+    """DMAs that read and write one tensor, and DMAs that write an element more than once, by their exact elements."""
 
-    def __init__(self, stream: Stream, resolve_element_ids: dict[tuple[int, int], np.ndarray]) -> None:
+    def __init__(self, stream: Stream, element_ids: dict[tuple[int, int], np.ndarray]) -> None:
         self.onto_themselves: set[int] = set()
         """Events that copy bytes onto themselves."""
         self.overlapping: list[tuple[int, int]] = []
         """Events, with the tensor, whose source and destination overlap without being equal."""
         self.repeated_rows: list[Note] = []
-        self._addresses = resolve_element_ids
+        self._addresses = element_ids
         moves = [self._is_transfer(template) for template in stream.templates]
         folding = [moved and self._may_fold(template) for moved, template in zip(moves, stream.templates)]
         ends = stream.operand_ends
@@ -143,7 +145,7 @@ class Transfers:
         return indexed_footprint(serials[operand_index], layout, element_ids)
 
     def _note_repeated(self, event: int, template: Template, serials: Sequence[int]) -> None:
-        """Note a DMA that writes elements more than once."""
+        """Append a note to `repeated_rows` for each result of a DMA with elements that it writes more than once."""
         for target in template.writes:
             touched = self._footprint(event, template, serials, target)
             size = touched.ordered_ids().size
@@ -155,7 +157,15 @@ class Transfers:
     def _note_transfer(
         self, event: int, template: Template, serials: Sequence[int], source: int, target: int
     ) -> None:
-        """Note a DMA that reads and writes one tensor as a copy onto itself, or as an overlap."""
+        """Add a DMA within one tensor to `onto_themselves` or `overlapping`; disjoint elements are added to neither.
+
+        Args:
+            event: The event of the DMA.
+            template: Its template.
+            serials: The tensors of its operands, by operand index.
+            source: Operand index of the view that it reads.
+            target: Operand index of the view that it writes, of the same tensor.
+        """
         reads, writes = (self._footprint(event, template, serials, index) for index in (source, target))
         operand, result = template.operands[source], template.operands[target]
         same = reads == writes if reads.elements is None else operand is result
@@ -167,7 +177,7 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Tensor that a rank's kernel returned, with the number of its bytes that were never written."""
+    """Tensor that a rank's kernel returned, with the number of its bytes that no instruction wrote."""
 
     rank: int
     tensor: int
@@ -186,7 +196,10 @@ class Evidence:
         """Findings of repetitions of the launch, in other orders or under other core schedules."""
 
     def get_core(self, stream: Stream) -> CoreEvidence:
-        """Return the facts about a core's stream; a stream that ran unobserved has no facts about its values."""
+        """Return the facts about a core's stream; they are created empty, and kept, on the first call for a stream.
+
+        A stream that ran unobserved has no facts about its values.
+        """
         core_evidence = self._cores.get(id(stream))
         if core_evidence is None:
             core_evidence = self._cores[id(stream)] = CoreEvidence(stream)
@@ -194,7 +207,7 @@ class Evidence:
         return core_evidence
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the operands that an instruction is about to read."""
+        """Observe the operands of an instruction before it executes; a dry core has no values, so less is observed."""
         core_evidence = self.get_core(core.stream)
         event = len(core.stream)
         core_evidence.leftovers.before(event, kernel_line(), issue, operands)
@@ -205,7 +218,7 @@ class Evidence:
             self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the elements that an instruction touched, and the results that it wrote."""
+        """Observe the elements that an executed instruction touched, and the results that it wrote."""
         plan, reads, writes = issue
         core_evidence, event = self.get_core(core.stream), len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
@@ -247,7 +260,12 @@ class Evidence:
             operand_index += 1
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Note which tensors were returned, how many of their bytes are unwritten, and which NaN reached them."""
+        """Fill `returned` with the returned tensors and their unwritten bytes; note the NaN and infinities in them.
+
+        Args:
+            launch: The launch that has ended.
+            returned: What the kernel returned on each rank.
+        """
         self.nonfinite.ended(
             (rank, tensor) for rank, value in enumerate(returned) for tensor in find_tensors(value)
         )

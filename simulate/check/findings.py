@@ -1,4 +1,4 @@
-"""Findings: code, severity, message, accesses with bytes and lines, and a hint what to do."""
+"""Findings: code, severity, message, the accesses that show the fault with their bytes and lines, and a hint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
 
 class Severity(Enum):
-    """error: wrong on the chip, or refused by the compiler. warning: legal, and rarely what was meant."""
+    """Severity of a finding.
+
+    error: wrong on the chip, or refused by the compiler. warning: legal, and rarely what was meant.
+    """
 
     error = "error"
     warning = "warning"
@@ -49,10 +52,12 @@ def register_kind(code: str, severity: Severity, sentence: str, is_expected: boo
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Access that a finding shows: core, instruction, tensor, rows, bytes, and the line of the kernel.
+    """Access that a finding shows: core, event, instruction, tensor, rows, bytes, and the line of the kernel.
 
-    `callers` are the lines that called the access's line, innermost first. `allocated` is the line that allocated the
-    tensor, None for an argument of the kernel; `allocated_from` are the callers of that line.
+    `event` is the index of the instruction in the core's stream. `verb` is "reads", "writes" or "adds to".
+    `rows` and `bytes` are (first, end), the end excluded: partitions on chip, rows in HBM, and bytes of each
+    row. `callers` are the lines that called the access's line, innermost first. `allocated` is the line that
+    allocated the tensor, None for an argument of the kernel; `allocated_from` are the callers of that line.
     """
 
     rank: int
@@ -77,7 +82,7 @@ class Touch:
 
 
 def describe_access(stream: Stream, index: int, access: Access) -> Touch:
-    """Return an access of a stream in the form that findings show.
+    """Return an access of a stream in the form in which findings show it.
 
     Args:
         stream: The stream of one core.
@@ -138,11 +143,12 @@ class Finding:
 def fails_a_check(finding: Finding, tolerant: bool) -> bool:
     """Return whether a finding makes a check fail.
 
-    Errors do. Warnings do unless correct kernels get them as well.
+    Errors do. Warnings do unless correct kernels get them as well, or `tolerant` is set.
 
     Args:
         finding: A finding of a detector.
-        tolerant: Whether the rules are those of the vendor's simulator, under which no warning makes a check fail.
+        tolerant: Whether the rules are those of the vendor's simulator, under which no warning makes a check
+            fail.
     """
     known = KINDS.get(finding.code)
     is_expected = finding.code in WARNED or (known is not None and known.is_expected)
@@ -188,8 +194,8 @@ def suggest_barrier(tensor: str) -> str:
 def convert_error(error: NkwError) -> Finding:
     """Convert an error that a kernel raised into a finding.
 
-    The message loses what a finding shows by itself: the code, the location and the hint. Codes of `WARNED` become
-    warnings, all others errors.
+    The message loses the code, the location and the hint, which the finding has as fields of its own. Codes
+    of `simulate.level.WARNED` become warnings, all others errors.
     """
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *details = str(error).removeprefix(f"[{error.code}] ").split("\n")
@@ -218,7 +224,7 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def format_text(findings: Sequence[Finding]) -> str:
-    """Return findings as text, followed by the numbers of errors and warnings."""
+    """Return findings as text, with a last line of the numbers of errors and warnings, ended by a newline."""
     errors = sum(finding.severity is Severity.error for finding in findings)
     count = f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warning"
     total = f"{count}{'' if len(findings) - errors == 1 else 's'}"

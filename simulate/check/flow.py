@@ -1,4 +1,8 @@
-"""Data flow through the tiles of one core: which event reads what which event wrote, and what is lost."""
+"""Data flow through the tiles of one core: which event reads what which event wrote, and what is lost.
+
+An event is the index of an instruction in the core's stream. Only tiles in SBUF and PSUM are followed. The
+detectors `lost` and `unused` read the result.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ Source = tuple[int, str, int]
 
 @dataclass(slots=True)
 class Write:
-    """Write to a tile on chip: its event and operand, and the box that no later write covers."""
+    """Write to a tile on chip: its event and operand, and the box of its elements that no later write covers."""
 
     event: int
     operand_index: int
@@ -32,7 +36,7 @@ class Write:
 
 @dataclass
 class Flow:
-    """Data flow of one core."""
+    """Data flow of one core through its tiles in SBUF and PSUM, as `trace_flow` returns it."""
 
     producers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """By event, the events whose results it reads."""
@@ -84,9 +88,10 @@ def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
 
 
 def _enclosing_boxes(template: Template) -> list[Box | None]:
-    """Return the box that encloses each operand, in the dims of its tensor.
+    """Return, for each operand of a template, the smallest box of its tensor that contains the operand's elements.
 
-    An operand with a run-time address gets the whole tensor. A view that reaches outside of its tensor gets None.
+    An operand with a run-time address gets the box of the whole tensor. None for a view that reaches outside
+    of its tensor.
     """
     return [
         operand.layout.boxes[1]
@@ -123,7 +128,8 @@ def _drop_covered(flow: Flow, writes: list[Write], exact: Box, event: int, acces
 def _subtract_box(box: Box, exact: Box) -> Box:
     """Return a box without the elements of another box.
 
-    The box is returned unchanged if the difference is not a box.
+    The box is returned unchanged if the two do not overlap, if the other box covers it, or if the difference
+    is not a box.
     """
     uncovered_axes = [
         axis for axis, (one, other) in enumerate(zip(box, exact)) if one[0] < other[0] or other[1] < one[1]
@@ -142,9 +148,10 @@ def _subtract_box(box: Box, exact: Box) -> Box:
 
 
 def has_other_effects(stream: Stream, event: int) -> bool:
-    """Return whether an event changes anything besides tiles: registers, random generators, other cores or HBM.
+    """Return whether an event changes a register or a random generator, or takes part in a rendezvous.
 
-    An instruction that resets and reads out its accumulator registers has no other effect: the sum is in its result.
+    An instruction that resets and reads out its accumulator registers has no other effect: the sum is in its
+    result.
     """
     plan = stream.template(event).plan
     registers = plan.registers
@@ -168,11 +175,11 @@ def find_live(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) ->
 
 
 def find_source(stream: Stream, event: int, operand_index: int) -> Source:
-    """Return the source of a written operand of an event."""
+    """Return (line id, instruction, operand index) of a written operand, equal for all iterations of a loop."""
     return stream.line_ids[event], stream.template(event).op, operand_index
 
 
 def is_move(template: Template) -> bool:
-    """Return whether an instruction only copies a tile, whose source still contains the values."""
+    """Return whether an instruction only copies a tile without changing values; its operand still contains them."""
     plan = template.plan
     return plan.compute is unchanged or plan.effects.copies

@@ -1,4 +1,8 @@
-"""Footprints: the exact bytes of a tensor that an instruction touches, with a digest of stored bytes."""
+"""Footprints: the exact bytes of a tensor that an operand touches, with a digest of the bytes that a write stored.
+
+Detectors compare footprints to find overlaps, repeated writes and lost results. A storage is the memory of a
+tensor; an element id is the index of an element in it.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,9 @@ _FEW_BYTES = 1 << 12
 class Footprint:
     """Bytes of one tensor that an operand touches: a strided pattern of elements, or a list of element ids.
 
-    `offset` and `strides` count elements of `width` bytes in the storage. `elements` are the ids of a run-time address,
-    in operand order; they replace the pattern.
+    `offset` and `strides` count elements of `width` bytes in the storage. `elements` are the ids that a
+    run-time address selected, in operand order; if they are given, `offset`, `shape` and `strides` have no
+    meaning. Equality ignores `digest` and `values`.
     """
 
     tensor: int
@@ -49,13 +54,14 @@ class Footprint:
         return np.unique(self.ordered_ids())
 
     def bytes(self) -> np.ndarray:
-        """Return the distinct byte offsets in the storage, int64."""
+        """Return the distinct byte offsets in the storage, int64, ascending."""
         return np.add.outer(self.unique_ids() * self.width, np.arange(self.width)).reshape(-1)
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the distinct byte offsets of a write to shared HBM, and the bytes that it stored there.
+        """Return the distinct byte offsets that a write touched, and the uint8 values that it stored there, both 1-D.
 
-        An element that is written more than once counts with its first value.
+        An element that is written more than once counts with its first value. Only writes to shared HBM keep
+        `values`; for any other footprint an assertion fails.
         """
         assert self.values is not None
         element_ids, first_uses = np.unique(self.ordered_ids(), return_index=True)
@@ -112,14 +118,17 @@ def indexed_footprint(serial: int, layout: Layout, elements: np.ndarray) -> Foot
 
 
 def resolve_element_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
-    """Return the ids of the elements that a run-time address selects now, without the skipped ones."""
+    """Return the ids of the elements that a run-time address selects now, 1-D in operand order.
+
+    With `skip_out_of_range`, ids outside of the tensor are left out.
+    """
     selection = resolve(tile, skip_out_of_range)
     elements = selection.elements if selection.inside is None else selection.elements[selection.inside]
     return elements.reshape(-1)
 
 
 def may_fold(layout: Layout) -> bool:
-    """Return whether two elements of a view may share an element of storage, because strides overlap."""
+    """Return whether two elements of a view may be the same element of storage: a stride is 0 or strides overlap."""
     reach = 0
     for stride, extent in sorted((abs(s), e) for s, e in zip(layout.strides, layout.shape) if e > 1):
         if stride <= reach or not stride:
@@ -129,12 +138,12 @@ def may_fold(layout: Layout) -> bool:
 
 
 def written_footprint(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
-    """Return the footprint of a write that was just executed, with a digest of its bytes.
+    """Return the footprint of a write that was just executed, with a digest of the bytes that are now in the view.
 
     Args:
         tile: The written view.
         plan: The plan of the instruction.
-        keep: Whether the footprint keeps a copy of the bytes.
+        keep: Whether the footprint keeps a copy of the bytes in `values`.
     """
     target = resolve_footprint(tile, plan.skip_out_of_range)
     values = np.ascontiguousarray(

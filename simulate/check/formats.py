@@ -23,7 +23,7 @@ class Format(Enum):
 
 
 def render(findings: Sequence[Finding], report_format: Format) -> str:
-    """Return findings in one of the formats; equal findings give equal bytes."""
+    """Return findings as one text that ends in a newline, in their order; equal findings give equal bytes."""
     return _WRITERS[report_format](findings)
 
 
@@ -32,7 +32,7 @@ def _json(findings: Sequence[Finding]) -> str:
 
 
 def plain_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Return findings as JSON objects."""
+    """Return findings as JSON objects (dicts of plain values), in their order; docs/json.md has the schema."""
     return [_plain_finding(finding) for finding in findings]
 
 
@@ -108,7 +108,7 @@ def _sarif_location(where: Location) -> dict[str, Any]:
 
 
 def find_sentence(code: str) -> str:
-    """Return the sentence that a code of a rule, detector or lint rule enforces; empty for unregistered codes."""
+    """Return the sentence of the rule that a code stands for; empty for a code that is not registered."""
     return KINDS[code].sentence if code in KINDS else RULES.get(code, "")
 
 

@@ -18,13 +18,16 @@ from simulate.run.observers import Observer, observing
 
 
 class Gatherer(Observer):
-    """Observer of many launches, with an Evidence for each."""
+    """Observer of many launches.
+
+    `launches` has each launch that ended, with its Evidence; `errors` has the errors that stopped launches.
+    """
 
     sees_instructions = True
     keeps_calls = True
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
-        """Set how often each launch is repeated.
+        """Set how often each launch is executed again after it has ended.
 
         Args:
             orders: Number of legal orders of the instructions to try for each launch.
@@ -51,7 +54,11 @@ class Gatherer(Observer):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Discard the evidence of an earlier launch that did not end, and start that of this launch."""
+        """Start the evidence of a launch; evidence of an earlier launch that did not end is discarded.
+
+        Copies of the arguments are kept if the launch is to be repeated. A launch whose other ranks run in
+        other processes is never repeated.
+        """
         self._start_evidence()
         if request.peers is not None:
             return  # the processes of the other ranks would have to repeat the launch as well
@@ -65,13 +72,16 @@ class Gatherer(Observer):
         self._evidence.issuing(core, issue, operands)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Pass the instruction on to the evidence of the running launch."""
+        """Pass the instruction on to the evidence of the running launch.
+
+        A launch that is to be repeated under other core schedules gets the instruction in its trace as well.
+        """
         self._evidence.issued(core, issue, operands)
         if self._repeatable is not None:
             self._repeatable.trace.issued(core, issue, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Complete the evidence of a launch, and repeat the launch if orders or seeds were requested."""
+        """Complete the evidence, append it to `launches`, and repeat the launch if orders or seeds were requested."""
         evidence, arguments, repeatable = self._evidence, self._arguments, self._repeatable
         evidence.ended(launch, returned)
         self.launches.append((launch, evidence))
@@ -84,7 +94,7 @@ class Gatherer(Observer):
             evidence.varied += orders.find_order_dependence(ReorderedLaunch(launch, arguments), self._orders)
 
     def refused(self, error: NkwError) -> None:
-        """Record an error that stopped a launch, even if the script catches it and continues."""
+        """Append to `errors` an error that stopped a launch, even if the script catches it and continues."""
         self.errors.append(error)
 
 
@@ -94,7 +104,8 @@ def gathered(orders: int = 0, seeds: int = 0) -> Iterator[Gatherer]:
 
     Args:
         orders: Number of legal orders to execute each launch in; its outputs must not depend on the order.
-        seeds: Number of random core schedules to repeat each launch of several cores under, of the seeds 1, 2, …
+        seeds: Number of random core schedules, with the seeds 1, 2, …, to repeat each launch of several cores
+            under.
 
     Yields:
         The observer, whose `launches` and `errors` grow while the block runs.

@@ -1,8 +1,9 @@
 """Repetition of a launch of several cores under random core schedules, whose outputs must be the same bytes.
 
-Between rendezvous the cores of a launch run in parallel on the chip; the simulator runs one core at a time. A seed
-decides which core runs, and after which instruction another core continues. The outputs are compared, and the arguments
-that the kernel wrote to. The first repetition has the usual schedule: bytes that differ there depend on no schedule.
+Between rendezvous the cores of a launch run in parallel on the chip; the simulator runs one core at a time. A
+core schedule says which core runs, and after which instruction another core continues; a seed draws one. The
+outputs are compared, and the arguments that the kernel wrote to. The first repetition has the usual schedule,
+that of a plain launch. Bytes that differ there depend on Python state, not on a schedule.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Use:
 
 
 class Trace(Observer):
-    """Observer that records the order in which cores issue, and their accesses of shared HBM."""
+    """Observer that records the order in which cores issue (`order`), and their accesses of shared HBM (`uses`)."""
 
     sees_instructions = True
 
@@ -66,7 +67,7 @@ class Trace(Observer):
         self.uses: list[_Use] = []
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Record the event and its accesses of shared HBM."""
+        """Append (core, event) to `order`, and the accesses of shared HBM to `uses` if several cores share it."""
         plan, reads, writes = issue
         event = len(core.stream)
         self.order.append((core.index, event))
@@ -94,17 +95,20 @@ class Repeatable:
 
     @property
     def arguments(self) -> Sequence[Any]:
-        """Arguments of the first launch, with what the kernel wrote to them."""
+        """Arguments of the first launch; after it, arrays contain what the kernel wrote to them."""
         return self._request.arguments
 
     def repeat(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
-        """Repeat the launch under a core schedule.
+        """Launch the kernel again on copies of the arguments, under one core schedule.
 
         Args:
             seed: The seed of the schedule, None for the usual schedule.
 
         Returns:
-            The arrays of its outputs and arguments, and the trace.
+            The arrays of its outputs, then those of its arguments; and the trace of this repetition.
+
+        Raises:
+            NkwError: The launch is refused.
         """
         arguments, trace = _copy_arguments(self._copies), Trace()
         request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
@@ -114,7 +118,11 @@ class Repeatable:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Difference of a repeated launch; `array` and `byte` locate the first byte that differs."""
+    """How a repeated launch differs: `text` says it, `array` and `byte` locate the first byte that differs.
+
+    `array` is the index among the arrays of outputs and arguments, -1 if no byte was compared. `where` is the
+    line at which the repetition was refused.
+    """
 
     text: str
     where: Location | None = None
@@ -135,7 +143,8 @@ def find_schedule_dependence(
         count: The number of schedules, of the seeds 1 … count.
 
     Returns:
-        One finding for each pair of lines; or one finding if the usual schedule does not repeat the bytes.
+        One finding for each pair of lines whose order changes the outputs. If the usual schedule does not
+        repeat the bytes, that finding alone. Empty if all repetitions agree.
     """
     expected = _flatten_arrays(launch.outputs, call.arguments)
     repeated = _compare_repetition(call, None, expected)
@@ -160,7 +169,10 @@ def find_schedule_dependence(
 
 
 def _compare_repetition(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
-    """Repeat the launch; return how its outputs and arguments differ from the expected arrays, or None."""
+    """Repeat the launch; return how its outputs and arguments differ from the expected arrays, None if they are equal.
+
+    An error of the repetition counts as a difference and is not raised.
+    """
     try:
         seen, trace = call.repeat(seed)
     except NkwError as error:
@@ -189,7 +201,7 @@ def _compare_repetition(call: Repeatable, seed: int | None, expected: list[np.nd
 
 
 def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
-    """Return the last write of the first differing byte, if a returned tensor contains that byte."""
+    """Return the last write to the first differing byte, None if no write of a returned tensor covers it."""
     if not 0 <= seen.array < len(returned):
         return None
     tensor = returned[seen.array]
@@ -208,7 +220,10 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
 
 
 def _swapped(usual: Trace, random: Trace) -> tuple[_Use, _Use] | None:
-    """Return the first pair of conflicting accesses of two cores that the random schedule swapped, in usual order."""
+    """Return two conflicting accesses of different cores that the random schedule swapped, in the usual order.
+
+    Of several pairs it is the one that the random schedule shows first. None if it swapped no pair.
+    """
     position = {issued: index for index, issued in enumerate(random.order)}
     uses = [use for use in usual.uses if (use.core, use.event) in position]
     early = sorted(range(len(uses)), key=lambda index: position[uses[index].core, uses[index].event])

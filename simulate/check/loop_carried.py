@@ -16,7 +16,7 @@ from simulate.run.stream import READ, WRITE, Access, Iteration, Stream
 CARRIED = register_kind(
     "NKW-AFFINE-CARRIED",
     Severity.warning,
-    "Iterations of nl.affine_range are independent: no two of them write one view of a tile from outside.",
+    "Iterations of nl.affine_range are independent: no two of them write the same view of a tile made before it.",
     is_expected=True,
 )
 RESHAPE = register_kind(

@@ -57,7 +57,7 @@ def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
                 make_finding(
                     ESCAPED,
                     f"{record.name} {record.shape}, allocated in an iteration of a device loop at {record.where}, is "
-                    f"used {after}",
+                    f"used {after}; on the device it exists in its own iteration only",
                     stream.event(event).where,
                     [describe_access(stream, event, access)],
                     hint="allocate it before the loop",
@@ -84,8 +84,8 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
                     make_finding(
                         CARRIED,
                         f"iteration {number} of a device loop differs from the first one: "
-                        f"{_format_event(stream, different)} is another instruction, or has its operands at "
-                        "other places",
+                        f"{_format_event(stream, different)} is another instruction, or has other operands; the "
+                        "device runs one compiled body in all iterations",
                         stream.event(different).where,
                         [describe_access(stream, different, a) for a in accesses[different][-1:]],
                         hint="address by the loop counter, scalar_offset=…; keep what varies in a tile or a register",
@@ -98,9 +98,10 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
 def _signatures(
     stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]
 ) -> Iterator[Signature]:
-    """Yield the signature of each event of one iteration.
+    """Yield the signature of each event of one iteration: instruction, line id, and (tensor, box) of every operand.
 
-    Tensors that the iteration allocates, and registers, are numbered in order of use, so that iterations compare equal.
+    Tensors that iterations allocate, and registers, are replaced by negative numbers in order of use, so that
+    the signatures of equal iterations compare equal.
     """
     numbers: dict[int, int] = {}
     for event in events:
@@ -116,9 +117,16 @@ def _signatures(
 def _first_difference(
     expected: list[Signature], seen: list[Signature], first: list[int], events: list[int]
 ) -> int | None:
-    """Return the first event that differs, None if the iterations are equal.
+    """Return the first event at which an iteration differs from the first iteration, None if the two are equal.
 
-    Where an iteration ends early, the next event of the longer iteration differs.
+    It is an event of the later iteration. If that iteration ends early, it is the first event of the first
+    iteration that has no counterpart.
+
+    Args:
+        expected: The signatures of the first iteration.
+        seen: The signatures of the later iteration.
+        first: The events of the first iteration.
+        events: The events of the later iteration.
     """
     for index, (first_signature, signature) in enumerate(zip(expected, seen)):
         if first_signature != signature:

@@ -1,8 +1,9 @@
 """`lost`: results that an instruction computes and that are overwritten before anything reads them.
 
-`stale` compares DMAs with DMAs and matmuls with matmuls by the bytes that they store. This detector follows every other
-pair of writes on chip, and stores to HBM that overlap. Overwriting a write without operands (a memset, an iota, random
-numbers) is no loss.
+`stale` compares DMAs with DMAs and matmuls with matmuls by the bytes that they store. This detector follows
+every other pair of writes on chip, and stores to HBM that overlap. Overwriting a write without operands (a
+memset, an iota, random numbers) is no loss. A live event is one whose results reach HBM, a register or
+another core.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ OVERWRITTEN = register_kind(
 STORED_TWICE = register_kind(
     "NKW-STORE-LOST",
     Severity.warning,
-    "Different results that DMAs store to HBM go to different places, unless the first one is read before.",
+    "A DMA does not store other values over elements of HBM that an earlier DMA stored and nothing has read.",
 )
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return one finding for each line that overwrites a result unread, core by core."""
+    """Return one finding for each line that overwrites a result before anything has read it, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream)
@@ -66,7 +67,7 @@ def _overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
 def _is_lost(
     stream: Stream, flow: Flow, live: set[int], first: int, second: int, used_lines: set[int]
 ) -> bool:
-    """Return whether an overwritten result is lost, and was not a value to be reset or one that exists elsewhere.
+    """Return whether an overwritten result is lost: it was no constant, and its value exists nowhere else.
 
     Args:
         stream: The stream of the core.
@@ -104,7 +105,10 @@ def _is_lost(
 
 
 def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
-    """Return findings for stores that change bits of an earlier store to another view; `stale` compares equal views."""
+    """Return a finding for each line whose store changes bits that an earlier store wrote and nothing has read.
+
+    Two stores to equal views are left to `stale`.
+    """
     findings: list[Finding] = []
     reported_lines: set[int] = set()
     for lost in seen.stores.lost:

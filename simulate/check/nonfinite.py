@@ -1,4 +1,7 @@
-"""`nonfinite`: NaN and infinities that a kernel makes out of finite operands and returns."""
+"""`nonfinite`: NaN and infinities that a kernel makes out of finite operands and returns.
+
+A birth is the instruction that makes such values; an arrival is an output that contains some of them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _reported_events(evidence: Evidence, stream: Stream) -> set[int]:
-    """Return the events that a finding of `values` names."""
+    """Return the events of a core that findings of the detector `values` already name."""
     values = evidence.get_core(stream).values
     overflows = (*values.overflowing_halves, *values.overflowing_fp8)
     return {note.event for note in (*overflows, *values.outside_domain, *values.spread_by_transpose)}
@@ -76,7 +79,10 @@ def _hint(birth: Birth) -> str:
 
 
 def _find_store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
-    """Return the last write of the output after the birth, nothing if the birth wrote the output itself."""
+    """Return the last write of the output in the launch, empty if it is the birth itself.
+
+    Empty as well if no instruction wrote the output.
+    """
     for stream in launch.streams:
         if stream.rank != arrival.rank:
             continue

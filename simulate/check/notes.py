@@ -11,7 +11,7 @@ from simulate.run.stream import READ, Stream
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Observed fact about the values of one operand: event, tensor, and the fact as text."""
+    """Observed fact about the values of one operand: its event, its tensor, and the fact as a clause of a message."""
 
     event: int
     tensor: int
@@ -25,7 +25,7 @@ def report_notes(
     hint: str | Callable[[str], str],
     shows_writes: bool = False,
 ) -> list[Finding]:
-    """Return one finding for each line that has a note.
+    """Return one finding for each line that has a note; of several notes of a line the first one is reported.
 
     Args:
         stream: The stream of the notes' events.

@@ -1,7 +1,8 @@
 """Observation of arithmetic that is legal and rarely meant, recognised by its operands and results.
 
-A plan does not name its operator. The operator is recognised by its result, which equals the sum, the maximum or the
-logical shift of the operands in all elements.
+A plan, which describes how an instruction computes, does not name its operator. The operator is recognised by
+its result, which equals the sum, the maximum or the logical shift of the operands in all elements. The
+detector `arithmetic` reports the notes that are gathered here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NEARLY = 1e-3
 
 @dataclass
 class Arithmetic:
-    """Observed arithmetic of one core."""
+    """Observed arithmetic of one core: notes by kind, and what is remembered of its tiles and seeds to make them."""
 
     wrong_identity: list[Note] = field(default_factory=list)
     absorbed: list[Note] = field(default_factory=list)
@@ -60,7 +61,7 @@ class Arithmetic:
     """Whether the running instruction was counted in `_additions`."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Copy operands that the result overwrites; observe reinterpreted bytes and rounded run-time indices."""
+        """Copy operands that the result overwrites; note reinterpreted bytes and rounded run-time indices."""
         plan, reads, writes = issue
         self._copies = None
         self._adds = False
@@ -86,7 +87,7 @@ class Arithmetic:
 
     @quiet
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Recognise operators by the results, and trace zeros, dtypes and rounded numbers."""
+        """Recognise operators by the results and note faults; record zeros, dtypes and rounded integers of tiles."""
         plan, reads, writes = issue
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return
@@ -172,7 +173,13 @@ class Arithmetic:
             return
 
     def _count_addition(self, event: int, tile: NkiTensor, changes: bool) -> None:
-        """Count an in-place addition to a 16-bit tile; add a note when the count reaches a long sum."""
+        """Count an in-place addition to a 16-bit view; add a note to `long_sums` at the 32nd addition.
+
+        Args:
+            event: The event of the addition.
+            tile: The view.
+            changes: Whether any added element is not zero; other additions are not counted.
+        """
         self._adds = True
         counts = self._additions.setdefault(tile.storage.serial, {})
         counts[tile.layout] = counts.get(tile.layout, 0) + changes
@@ -193,7 +200,10 @@ class Arithmetic:
             self.wrong_identity.append(Note(event, tile.storage.serial, seen))
 
     def _rounding(self, event: int, issue: Issue, values: Sequence[Any]) -> None:
-        """Trace integers that a cast rounded up, until they become run-time indices."""
+        """Record tensors with integers that a cast rounded up, and tensors computed from them.
+
+        `before` turns the record into a note once such a tensor is a run-time index.
+        """
         plan, reads, writes = issue
         inherited = next(
             (self._rounded_up[t.storage.serial] for t in reads if t.storage.serial in self._rounded_up), None

@@ -1,4 +1,7 @@
-"""Observation of integers: saturating casts, sums that wrap, and integers that are rounded by intermediate floats."""
+"""Observation of integers: saturating casts, sums that wrap, and integers that are rounded by intermediate floats.
+
+The detector `values` reports the notes that are gathered here.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _WRAPS = {"sum": np.add, "difference": np.subtract, "product": np.multiply}
 
 @dataclass
 class Integers:
-    """Observed integers of one core."""
+    """Observed integers of one core: notes by kind, and the float tensors that contain integers."""
 
     saturated: list[Note] = field(default_factory=list)
     wrapped: list[Note] = field(default_factory=list)
@@ -43,7 +46,7 @@ class Integers:
     """Copies of the operands of the running instruction if all are integers, because its result may overwrite them."""
 
     def before(self, issue: Issue, operands: Sequence[Any]) -> None:
-        """Copy the operands of an instruction if all of them are integers."""
+        """Set `operand_copies` to copies of an instruction's operands if all are integers, else to None."""
         plan, reads, _ = issue
         plain = len(operands) == len(reads) and all(isinstance(operand, np.ndarray) for operand in operands)
         self.operand_copies = None
@@ -51,13 +54,21 @@ class Integers:
             self.operand_copies = [np.array(operand) for operand in operands]
 
     def are_integers(self, reads: Sequence[NkiTensor]) -> bool:
-        """Return whether all operands have an integer dtype, or contain integers that were cast to floats."""
+        """Return whether every operand has an integer dtype or contains integers; False without operands."""
         return bool(reads) and all(
             tile.dtype.is_integer or tile.storage.serial in self._lineage for tile in reads
         )
 
     def lost_by_sum(self, plan: Plan, tile: NkiTensor) -> int:
-        """Return the number of results that are nearly, but not exactly, the integer sum of the trailing elements."""
+        """Return how many results of a sum over the free dimension are not exactly the sum of the integer operands.
+
+        0 for other instructions, if operands are not integers, or if a result differs from the sum by more
+        than rounding.
+
+        Args:
+            plan: The plan of the instruction.
+            tile: The result.
+        """
         if (
             plan.effects.contraction is not Contraction.columns
             or self.operand_copies is None
@@ -72,7 +83,7 @@ class Integers:
         return int((sums != result).sum()) if near.all() else 0
 
     def trace(self, issue: Issue) -> None:
-        """Record whether the results of an instruction are integers in a float dtype."""
+        """Record, for each result of an instruction, whether it is a float tensor that contains integers only."""
         plan, reads, writes = issue
         integral = plan.state is None and plan.accumulate is None and self.are_integers(reads)
         for tile in writes:
@@ -85,7 +96,7 @@ class Integers:
 
     @quiet
     def observe_casts(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe losses in a cast to an integer dtype, or in integer arithmetic."""
+        """Note results that saturate, wrap or were NaN in an integer dtype, and integers that a float dtype rounds."""
         plan, reads, writes = issue
         if plan.state is not None or plan.rendezvous is not None:
             return
@@ -136,7 +147,7 @@ class Integers:
             self._wrap(event, tile, *(operand.astype(np.int64) for operand in self.operand_copies))
 
     def _numbers(self, event: int, tile: NkiTensor) -> None:
-        """Observe an affine sequence of integers, such as positions, that the dtype of the result rounds."""
+        """Note an affine sequence of integers, such as positions, that a float dtype of 8 or 16 bits rounds."""
         values = tile.array.astype(np.float64).reshape(tile.shape[0], -1)
         if not np.isfinite(values).all() or np.abs(values).max() <= _EXACT_UP_TO[str(tile.dtype)]:
             return

@@ -1,8 +1,10 @@
 """Observation of leftovers: elements of an earlier, larger fill of a tile beyond the end of a later, smaller fill.
 
-A loop that reuses a tile fills fewer rows or columns of it for a shorter last block. The bytes of the block before are
-leftovers. Leftovers are harmless as long as instructions do not combine them with new bytes. So they are followed from
-tile to tile, row by row or column by column, until an instruction combines them or a DMA stores them to HBM.
+A fill is a write of a tile from other tensors. A loop that reuses a tile fills fewer rows or columns of it
+for a shorter last block. The bytes of the block before are leftovers. Leftovers are harmless as long as
+instructions do not combine them with new bytes. So they are followed from tile to tile, row by row or column
+by column, until an instruction combines them or a DMA stores them to HBM. A box is the range (first, end) of
+rows and of bytes in a row of a tensor. The detector `stale` reports the reads.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ _ROWS = 0
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Box of a tile that an earlier fill wrote beyond the end of a later fill, and the axis in which both differ."""
+    """Box of a tensor that an earlier fill wrote beyond the end of a later fill, which begins at the same element.
+
+    `axis` is the axis of the box along which the later fill is shorter: 0 for rows (partitions), 1 for bytes
+    of a row.
+    """
 
     box: Box
     axis: int
@@ -38,7 +44,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class StaleRead:
-    """Read that combines leftovers with new bytes, or stores them: its event, its tensor and the leftover."""
+    """Read that combines leftovers with new bytes, or stores them to HBM: its event, its tensor and the leftover."""
 
     event: int
     tensor: int
@@ -47,7 +53,7 @@ class StaleRead:
 
 @dataclass
 class Leftovers:
-    """Leftovers in the tiles of one core, and the reads that use them."""
+    """Leftovers in the tiles of one core now, and all reads so far that combined or stored some."""
 
     reads: list[StaleRead] = field(default_factory=list)
     _fills: dict[int, dict[tuple[Any, ...], tuple[int, Box]]] = field(default_factory=dict)
@@ -59,7 +65,14 @@ class Leftovers:
     """Tensors and leftovers that the running instruction produces."""
 
     def before(self, event: int, line: Line, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe which leftovers an instruction reads, and to which results it copies them."""
+        """Append reads that combine or store leftovers to `reads`; remember which results receive other leftovers.
+
+        Args:
+            event: The event that is about to execute.
+            line: The line of the kernel that issues it.
+            issue: The plan, its reads and its writes.
+            operands: The values of the operands.
+        """
         self._carried.clear()
         plan, reads, writes = issue
         for number, tile in enumerate(reads):
@@ -83,7 +96,15 @@ class Leftovers:
                     self._carry(plan, number, tile, box, writes, leftover)
 
     def after(self, event: int, line: Line, issue: Issue, is_masked: bool) -> None:
-        """Observe which leftovers a result covers, leaves or receives."""
+        """Update the leftovers that results cover, create by a shorter fill, or receive as a copy.
+
+        Args:
+            event: The event that has executed.
+            line: The line of the kernel that issued it.
+            issue: The plan, its reads and its writes.
+            is_masked: Whether a mask of Beta 1 leaves elements of the result unchanged, so that nothing is
+                covered.
+        """
         plan, reads, writes = issue
         sources = {tile.storage.serial for tile in reads}
         for tile in writes:
@@ -159,7 +180,16 @@ class Leftovers:
         writes: Sequence[NkiTensor],
         leftover: Leftover,
     ) -> None:
-        """Record the leftovers of results that keep the rows, or the element order, of an operand with leftovers."""
+        """Append to `_carried` the leftovers of results that keep the rows or the element order of an operand.
+
+        Args:
+            plan: The plan of the instruction.
+            number: The index of the operand among the reads.
+            tile: The operand.
+            box: The box that encloses the operand.
+            writes: The results.
+            leftover: The leftover in the operand.
+        """
         for result in writes:
             target = _enclosing(result)
             if target is None or not result.buffer.on_chip:
@@ -184,7 +214,7 @@ class Leftovers:
 
 
 def _keys(line: Line, plan: Plan, reads: Sequence[NkiTensor]) -> list[tuple[Any, ...]]:
-    """Return what the fills of one loop have in common: their line, and for DMAs their source."""
+    """Return the keys under which fills of one loop are compared: their line, and for a DMA also its source."""
     keys: list[tuple[Any, ...]] = [("line", id(line[0]), line[1])]
     if plan.effects.copies:
         keys.append(("source", reads[0].storage.serial))
@@ -196,12 +226,15 @@ def _enclosing(tile: NkiTensor) -> Box | None:
 
 
 def _is_beyond(box: Box, leftover: Leftover) -> bool:
-    """Return whether a read begins beyond the end of the later fill, so that it reads old bytes only."""
+    """Return whether a box that is read begins beyond the end of the later fill, so that all its bytes are old."""
     return box[leftover.axis][0] >= leftover.box[leftover.axis][0]
 
 
 def _boxes_beyond(old: Box, new: Box) -> list[tuple[Box, int]]:
-    """Return the boxes of an earlier fill beyond a later fill with the same start, each with its axis."""
+    """Return (box, axis) for the part of an earlier fill beyond the end of a later fill along each axis.
+
+    Empty unless both fills begin at the same element and the earlier one contains the later one.
+    """
     same_start = all(old_span[0] == new_span[0] for old_span, new_span in zip(old, new))
     if not same_start or not contains(old, new):
         return []
@@ -213,9 +246,9 @@ def _boxes_beyond(old: Box, new: Box) -> list[tuple[Box, int]]:
 
 
 def _subtract_box(box: Box, exact: Box) -> Box | None:
-    """Return a box without the elements of another box.
+    """Return a box without the elements of another box, None if nothing remains.
 
-    None if nothing remains; the box unchanged if the difference is not a box.
+    The box is returned unchanged if the two do not overlap or the difference is not a box.
     """
     if not meets(box, exact):
         return box
@@ -236,7 +269,16 @@ def _subtract_box(box: Box, exact: Box) -> Box | None:
 def _shift_leftover(
     box: Box, target: Box, leftover: Leftover, axis: int, width: int, new_width: int
 ) -> Leftover:
-    """Return a leftover at the same elements of a result along one axis; it spans the result along the other axes."""
+    """Return a leftover at the same elements of a result along one axis; it spans the result along the other axes.
+
+    Args:
+        box: The box of the operand.
+        target: The box of the result.
+        leftover: The leftover in the operand.
+        axis: The axis along which elements keep their order.
+        width: Units of the axis for each element of the operand: 1 row, or the bytes of an element.
+        new_width: The same for the result.
+    """
     first = max(leftover.box[axis][0], box[axis][0]) - box[axis][0]
     end = min(leftover.box[axis][1], box[axis][1]) - box[axis][0]
     start = target[axis][0]
@@ -247,7 +289,15 @@ def _shift_leftover(
 def _transpose_leftover(
     tile: NkiTensor, box: Box, result: NkiTensor, target: Box, leftover: Leftover
 ) -> Leftover | None:
-    """Return the leftover of a transpose of two dims, in which rows become columns."""
+    """Return the leftover of a transposed result, whose axis is the other one; None if a box does not have two dims.
+
+    Args:
+        tile: The operand.
+        box: The box of the operand.
+        result: The result.
+        target: The box of the result.
+        leftover: The leftover in the operand.
+    """
     if len(box) != 2 or len(target) != 2:
         return None
     axis = leftover.axis

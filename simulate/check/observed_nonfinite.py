@@ -1,8 +1,9 @@
 """Observation of NaN and infinities: which instruction makes them out of finite operands, and which results get them.
 
-Each byte of a tensor that contains such a value has an origin: the index of a birth, or INTENDED for what a kernel
-writes or receives on purpose. Origins follow the values through every instruction: element by element where the
-instruction works so, else from any operand to the whole result.
+A birth is such an instruction. Each byte of a tensor that contains such a value has an origin: the index of a
+birth in `births`, or INTENDED for what a kernel writes or receives on purpose. Origins follow the values
+through every instruction: element by element where the instruction works so, else from any operand to the
+whole result. The detector `nonfinite` reports the births whose values arrive in an output.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ _Key = tuple[int, int]  # rank and serial number of a tensor
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """Instruction that made NaN or infinities out of operands that do not explain them."""
+    """Instruction that made NaN or infinities out of operands that do not explain them.
+
+    `tensor` is the result, `seen` the clause of the message about it, and `function` the activation function
+    or empty.
+    """
 
     stream: Stream
     event: int
@@ -50,7 +55,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Returned tensor that contains NaN or infinities of a birth, and their number."""
+    """Returned or written tensor that contains NaN or infinities of a birth, and the number of these elements."""
 
     birth: Birth
     rank: int
@@ -68,7 +73,7 @@ class _Operand:
 
 
 class NonFinite:
-    """Births of one launch, and the origins of the values that are not finite now."""
+    """Births and arrivals of one launch, and the origins of the values that are not finite now."""
 
     def __init__(self) -> None:
         self.births: list[Birth] = []
@@ -80,7 +85,7 @@ class NonFinite:
         self._exchanged: set[int] = set()  # origins that entered a rendezvous
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
-        """Copy operands that are not finite, before a result overwrites them."""
+        """Copy the operands and the old results that are not finite, with their origins, before they change."""
         plan, reads, writes = issue
         rank = core.rank.number
         for tile in (*reads, *writes):
@@ -94,7 +99,7 @@ class NonFinite:
                 }
 
     def after(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Record the origins of the results that are not finite."""
+        """Record the origins of the results that are not finite, and a birth if no operand explains some of them."""
         plan, reads, writes = issue
         rank, event = core.rank.number, len(core.stream)
         sources = self._operands.pop((rank, core.number), None) or [None] * (len(reads) + len(writes))
@@ -121,7 +126,11 @@ class NonFinite:
             self._set_origins(key, tile, origins)
 
     def ended(self, returned: Iterable[tuple[int, NkiTensor]]) -> None:
-        """Record the births that reach a returned tensor, or an argument that the kernel wrote."""
+        """Append to `arrivals` the births whose values are in a returned tensor or a written argument.
+
+        Args:
+            returned: The rank and the tensor of everything that was returned.
+        """
         outputs = list(returned)
         named = {(rank, tensor.storage.serial) for rank, tensor in outputs}
         outputs += [pair for pair in self._arguments if (pair[0], pair[1].storage.serial) not in named]
@@ -135,7 +144,7 @@ class NonFinite:
                 self.arrivals.append(Arrival(self.births[number], rank, tensor.storage.serial, count))
 
     def _scan_contents(self, rank: int, storage: Storage) -> None:
-        """Record the origins of an argument or a constant before the kernel writes to it."""
+        """Mark NaN and infinities in an argument or a constant as intended, at the first access of a tensor."""
         key = rank, storage.serial
         if key in self._known:
             return
@@ -170,7 +179,7 @@ class NonFinite:
     def _inherit_origins(
         self, plan: Plan, tile: NkiTensor, nan: np.ndarray, infinite: np.ndarray, causes: list[_Operand]
     ) -> _Origins:
-        """Return the origins that the operands explain, _FINITE for a value that no operand explains.
+        """Return the origin of each element of a result, int32 in its shape; _FINITE where no operand explains it.
 
         Args:
             plan: The plan of the instruction.
@@ -203,7 +212,11 @@ class NonFinite:
 
     @staticmethod
     def _spread(origins: _Origins, nan: np.ndarray, infinite: np.ndarray, cause: _Operand) -> None:
-        """Record an origin of an operand for every result, as the instruction may combine all elements."""
+        """Write an origin of an operand into `origins` for every element that is not finite and has no birth so far.
+
+        Used if the instruction may combine all elements of the operand into one. An operand without NaN
+        explains no NaN.
+        """
         births = cause.origins[cause.origins >= 0]
         if births.size:
             unexplained = (nan | infinite) & (origins < 0)
@@ -220,7 +233,9 @@ class NonFinite:
         fresh: tuple[np.ndarray, np.ndarray],
         operands: Sequence[Any],
     ) -> int:
-        """Record a birth and return its index; INTENDED for constants and for instructions without operands.
+        """Append a birth to `births` and return its index.
+
+        Constants and results of instructions without operands are no births: INTENDED is returned.
 
         Args:
             core: The core that issues the instruction.
@@ -243,9 +258,10 @@ class NonFinite:
         return len(self.births) - 1
 
     def _get_origins(self, key: _Key, tile: NkiTensor) -> _Origins | None:
-        """Return the origins of a view's elements.
+        """Return the origins of a view's elements, int32 in its shape; None if all of its tensor is finite.
 
-        The array is a view of the table, or a copy for a run-time address. None if all of the tensor is finite.
+        The array is a view of the table of the tensor, so that a caller may write to it; a copy for a
+        run-time address.
         """
         table = self._origins.get(key)
         if table is None:
@@ -276,7 +292,10 @@ class NonFinite:
 
 
 def _align_operand(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
-    """Return an operand with the result's shape, or None if elements of the two do not correspond."""
+    """Return an operand's NaN, infinities and origins in the result's shape, element on element.
+
+    None if no element of the result corresponds to one element of the operand.
+    """
     moves = plan.propagate in (propagation.moved, propagation.transposed) or plan.effects.transposes
     if moves and len(plan.reads) == 1:
         return _Operand(
@@ -295,7 +314,7 @@ def _align_operand(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | N
 
 
 def _move_elements(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray:
-    """Return an array of an `_Operand` after an instruction that only moves elements."""
+    """Return an array of an `_Operand`, in the result's shape, as an instruction that only moves elements would."""
     if plan.propagate is propagation.transposed:
         return flat(array).T.reshape(tile.shape)
     (result,) = plan.compute(array)
@@ -307,7 +326,11 @@ def _move_elements(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray
 
 @quiet
 def _is_constant(plan: Plan, number: int, tile: NkiTensor, operands: Sequence[Any]) -> bool:
-    """Return whether an instruction writes infinities for any operands, such as the fill of a mask."""
+    """Return whether a result has infinities whatever the operands are, such as the fill of a mask.
+
+    The instruction is computed again on zeros and on ones. False for rendezvous, for state, and if that
+    fails.
+    """
     if plan.state is not None or plan.rendezvous is not None:
         return False
     try:

@@ -1,4 +1,7 @@
-"""Observation of stores to HBM: bytes of a store that a second store changes before anything has read them."""
+"""Observation of stores to HBM: elements of a store that a second store changes before anything has read them.
+
+The detector `lost` reports them. A store is pending for an element until an instruction reads it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ _NONE = -1
 class LostStore:
     """Store that changes elements of an earlier store that nothing has read.
 
-    `count` elements of the `size` elements of the second store differ.
+    `first` and `second` are the events of the two stores to `tensor`. `count` of the `size` elements that the
+    second store writes change.
     """
 
     first: int
@@ -31,7 +35,10 @@ class LostStore:
 
 @dataclass
 class Stores:
-    """Stores of one core: for each element of a tensor in HBM, the event whose store nothing has read so far."""
+    """Pending stores of one core, and in `lost` the stores that were overwritten unread.
+
+    `_unread` has, for each element of a tensor in HBM, the event whose store nothing has read so far, or -1.
+    """
 
     lost: list[LostStore] = field(default_factory=list)
     _unread: dict[int, np.ndarray] = field(default_factory=dict)
@@ -43,7 +50,7 @@ class Stores:
     """Stores to private HBM that an instruction has read in part: the kernel stores rows and uses columns of them."""
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
-        """Copy what a store is about to overwrite, and clear the pending stores that an instruction reads."""
+        """Copy the bits that a store is about to overwrite, and end the pending stores of elements that are read."""
         self._old.clear()
         plan, reads, writes = issue
         for tile in reads:
@@ -62,7 +69,11 @@ class Stores:
                     self._old[tile.storage.serial] = earlier.copy(), _bits(tile).copy()
 
     def after(self, core: NeuronCore, event: int, issue: Issue) -> None:
-        """Compare a store with the earlier stores to its elements, and record it as pending."""
+        """Append to `lost` if a store changed pending elements, and record the store as pending.
+
+        A copy from HBM is not recorded, because its source still has the values. Shared HBM of two cores is
+        left to `race`.
+        """
         plan, reads, writes = issue
         if plan.rendezvous is not None or not reads:
             return

@@ -1,4 +1,7 @@
-"""Observation of values that a dtype does not represent, and of arguments outside a function's range."""
+"""Observation of values that a dtype does not represent, and of arguments outside a function's range.
+
+The detector `values` reports the notes that are gathered here, `reported` those of `scaled_apart`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _HALF_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 @dataclass
 class Values:
-    """Observed values of one core's operands and results."""
+    """Observed values of one core's operands and results: notes by kind."""
 
     large_integers: list[Note] = field(default_factory=list)
     wide_fp8: list[Note] = field(default_factory=list)
@@ -45,7 +48,7 @@ class Values:
     """Event that scaled the partitions of a tensor differently, by tensor."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the operands that an instruction is about to read."""
+        """Note operands that an instruction is about to read and that its float32 path or its function cannot take."""
         plan, reads, _ = issue
         self.integers.before(issue, operands)
         if plan.domain is not Domain.float32 or len(operands) != len(reads):
@@ -59,7 +62,7 @@ class Values:
             self._contracted(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe losses in the dtypes of the results, or in the float32 path to them."""
+        """Note results whose values are lost in their dtype, or on the float32 path to it."""
         plan, reads, writes = issue
         differs = (
             plan.domain is Domain.float32
@@ -95,9 +98,10 @@ class Values:
                     self.wide_fp8.append(Note(event, tile.storage.serial, seen))
 
     def _contracted(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
-        """Observe matmul operands with a different scale in each partition.
+        """Append to `scaled_apart` the operands of a matmul whose partitions were scaled differently.
 
-        A column of the moving operand with a single nonzero factor sums nothing, so it counts as no contraction.
+        An operand is skipped if each column of the other operand has at most one nonzero factor: such a
+        product sums nothing.
         """
         if len(reads) != 2 or not self._scaled:
             return
@@ -107,7 +111,7 @@ class Values:
                 self.scaled_apart.append((event, tile.storage.serial, writer))
 
     def _transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """Observe a transpose by a product with the identity, in which 0 times a value that is not finite is NaN."""
+        """Note elements that are not finite in a transpose by a product with the identity: 0 times them is NaN."""
         count = int((~np.isfinite(operand)).sum())
         if count:
             seen = (
@@ -134,7 +138,14 @@ class Values:
             self.outside_domain.append(Note(event, tile.storage.serial, seen))
 
     def _result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
-        """Observe the elements of a result that its dtype, or the float32 path to it, does not represent."""
+        """Note the elements of a result that its dtype, or the float32 path to it, does not represent.
+
+        Args:
+            event: The event that wrote the result.
+            issue: The plan, its reads and its writes.
+            number: The index of the result among the writes.
+            operands: The values of the operands.
+        """
         plan, reads, writes = issue
         tile = writes[number]
         if tile.dtype in _FP8_MAX:
@@ -167,7 +178,15 @@ class Values:
                 self.large_integers.append(Note(event, tile.storage.serial, seen))
 
     def _vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
-        """Observe a cast to 8 bits that turns most of the nonzero elements into zeros."""
+        """Note a cast to an 8-bit float that turns more than half of the nonzero elements, of 8 or more, into zeros.
+
+        Only tiles with no magnitude of 0.125 or more count.
+
+        Args:
+            event: The event of the cast.
+            tile: The result.
+            exact: The result in float32.
+        """
         values = exact.reshape(tile.shape)
         nonzero = values != 0
         lost, count = int((nonzero & (tile.array.astype(np.float32) == 0)).sum()), int(nonzero.sum())
@@ -177,7 +196,14 @@ class Values:
             self.vanished.append(Note(event, tile.storage.serial, seen))
 
     def _halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
-        """Observe finite results that became infinite as a 16-bit float, and integers that the dtype rounded."""
+        """Note finite results that became infinite as a 16-bit float, and integers that the dtype rounded.
+
+        Args:
+            event: The event that wrote the result.
+            tile: The result.
+            exact: The result in float32.
+            from_integers: Whether all operands are integers; only then are rounded integers noted.
+        """
         stored = tile.array.astype(np.float32).reshape(exact.shape)
         overflows = int((np.isfinite(exact) & ~np.isfinite(stored)).sum())
         if overflows:
@@ -191,7 +217,10 @@ class Values:
 
 
 def _scales_partitions_differently(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
-    """Return whether an instruction scales an 8-bit tile by a column whose elements differ."""
+    """Return whether an instruction scales an 8-bit tile by a (P, 1) operand whose elements differ.
+
+    It counts as scaling if zeros in place of the tile give zeros.
+    """
     if (
         len(reads) < 2
         or len(operands) != len(reads)

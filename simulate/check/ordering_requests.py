@@ -26,7 +26,7 @@ NOT_ENTERED = register_kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings for wrong uses of depends_on, with_schedule and no_reorder, core by core."""
+    """Return findings for requested orders that cannot be kept, and for no_reorder without `with`, core by core."""
     return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
 
 

@@ -1,9 +1,10 @@
 """Repetition of a launch in other orders that its dependences allow, whose outputs must be the same bytes.
 
-The engines of a core run in parallel. The compiler orders instructions that touch the same bytes of one tensor or the
-same state of an engine. The cores of a rank wait for each other only where the kernel says so. Every order that keeps
-these dependences is legal on the chip, and a correct kernel computes the same bytes in all of them. Orders come from
-fixed seeds. The first order always takes the ready step that was issued last.
+The engines of a core run in parallel. The compiler orders instructions that touch the same bytes of one
+tensor or the same state of an engine. The cores of a rank wait for each other only where the kernel says so.
+Every order that keeps these dependences is legal on the chip, and a correct kernel computes the same bytes in
+all of them. A step is one instruction, or a rendezvous with all its members. Orders are drawn with the seeds
+0, 1, …; seed 0 always takes the ready step that was issued last.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ ORDER = register_kind(
 
 
 def find_order_dependence(launch: ReorderedLaunch, count: int) -> list[Finding]:
-    """Execute a launch that has ended in `count` legal orders.
+    """Execute a launch that has ended in `count` legal orders of its steps, and compare the bytes of its results.
 
     Returns:
-        One finding for each pair of lines that nothing orders and whose order changes the outputs.
+        One finding for each pair of accesses that nothing orders and whose order changes the outputs, or
+        makes an order be refused. Empty if all orders agree.
     """
     predecessor_steps = find_predecessors(launch)
     expected = launch.run(range(len(launch)))
@@ -61,7 +63,13 @@ def find_order_dependence(launch: ReorderedLaunch, count: int) -> list[Finding]:
 
 
 def describe_difference(launch: ReorderedLaunch, seen: list[bytes], expected: list[bytes]) -> str:
-    """Return a text with the number of differing bytes in the first output that differs, and the first of them."""
+    """Return a clause for a message: how many bytes of the first differing output differ, and where the first one is.
+
+    Args:
+        launch: The launch, which names the outputs.
+        seen: The bytes of each output in one order; at least one output must differ.
+        expected: The bytes of each output in the launch's own order.
+    """
     index = next(i for i, pair in enumerate(zip(seen, expected)) if pair[0] != pair[1])
     stream, storage = launch.results[index]
     record = stream.tensors[storage.serial]
@@ -76,7 +84,7 @@ def describe_difference(launch: ReorderedLaunch, seen: list[bytes], expected: li
 
 @dataclass(frozen=True)
 class _Use:
-    """Access by one core in a step, and the range of host addresses that contains it."""
+    """Access of a tensor by one core in a step, inside the host addresses from `first` to `end`."""
 
     step: int
     member: EventOfCore
@@ -86,7 +94,7 @@ class _Use:
     end: int
 
     def bytes(self) -> np.ndarray:
-        """Return the distinct host addresses that are touched; with a run-time index, those of the whole tensor."""
+        """Return the distinct host addresses that are touched, int64; of the whole tensor for a run-time index."""
         if self.tile.dynamic is not None:
             return np.arange(self.first, self.end)
         width = self.tile.dtype.storage.itemsize
@@ -97,7 +105,10 @@ class _Use:
 
 
 def _find_swapped(launch: ReorderedLaunch, order: Sequence[int]) -> tuple[_Use, _Use] | None:
-    """Return the first pair of conflicting accesses that the order swapped, the earlier issued access first."""
+    """Return the first pair of conflicting accesses that the order swapped, the earlier issued access first.
+
+    Accesses conflict if they share a byte and one of them writes. None if the order swapped no such pair.
+    """
     uses = _find_uses(launch)
     steps = np.array([use.step for use in uses])
     writes = np.array([use.writes for use in uses])

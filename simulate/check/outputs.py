@@ -63,7 +63,7 @@ _Write = tuple[Stream, int, Access]
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings about inputs and outputs, rank by rank, and about collectives over all ranks."""
+    """Return findings about inputs and outputs, rank by rank, and about operands and results of collectives."""
     findings: list[Finding] = []
     depends = _depends_on_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
@@ -73,7 +73,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _definition(launch: Launch) -> Location | None:
-    """Return the line of the kernel's `def`, None if its own body issued no instruction."""
+    """Return the line of the kernel's `def`, None if the kernel's own body issued no instruction."""
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
@@ -82,7 +82,10 @@ def _definition(launch: Launch) -> Location | None:
 
 
 def _line_of_def(code: CodeType) -> int:
-    """Return the line of `def`, which in a decorated function comes after the line of its decorator."""
+    """Return the line of `def` of a function, which comes after the lines of its decorators.
+
+    The first line of the function if none of the next 20 lines has a `def`.
+    """
     first = code.co_firstlineno
     for line in range(first, first + _DECORATOR_LINES):
         if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
@@ -93,7 +96,7 @@ def _line_of_def(code: CodeType) -> int:
 def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return findings for inputs that no rank reads, writes or returns.
 
-    A single rank may ignore an input, because ranks may share the work unequally.
+    An input that some ranks ignore is not reported, because ranks may share the work unequally.
     """
     used = set()
     inputs: dict[str, TensorRecord] = {}
@@ -119,11 +122,11 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return a finding for each line with a collective on arguments, outputs or unnamed tensors in HBM.
+    """Return a finding for each line with a collective on arguments, outputs or tensors without name= in HBM.
 
-    Only one rank is looked at, since all ranks run the same lines. Sources: nki.collectives.all_reduce of 0.7 (srcs in
-    private HBM), and the comments of the vendor's own collective kernels, which copy arguments and outputs to and from
-    named internal tensors.
+    Only the first core is looked at, since all ranks run the same lines. Sources: nki.collectives.all_reduce
+    of 0.7 (srcs in private HBM), and the comments of the vendor's own collective kernels, which copy
+    arguments and outputs to and from named internal tensors.
     """
     stream = launch.streams[0]
     returned = {output.tensor for output in evidence.returned if output.rank == stream.rank}
@@ -138,7 +141,8 @@ def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
                 event = stream.event(index)
                 findings[stream.line_ids[index]] = make_finding(
                     COLLECTIVE_IO,
-                    f"{event.op} takes {record.name} {record.shape}, which {problem}",
+                    f"{event.op} takes {record.name} {record.shape}, which {problem}; HBM tensors of a collective are "
+                    "internal and have a name",
                     event.where,
                     (describe_access(stream, index, access),),
                     hint="copy through nl.ndarray(…, buffer=nl.private_hbm, name=…)",
@@ -155,7 +159,7 @@ def _describe_exposure(record: TensorRecord, returned: set[int]) -> str:
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return a finding for each line with a collective whose results no rank reads."""
+    """Return a finding for each line with a collective whose results are neither read nor returned on any rank."""
     unread: dict[str, Finding | None] = {}
     returned = {(output.rank, output.tensor) for output in evidence.returned}
     for stream in launch.streams:
@@ -247,11 +251,11 @@ def _find_faults_of_rank(
 def _find_output_faults(
     record: TensorRecord, output: Returned, last: _Write | None, is_constant: bool
 ) -> Iterator[Finding]:
-    """Yield findings about a returned tensor that is no input.
+    """Yield findings about a returned tensor that is no input: bytes never written, private HBM, or constant contents.
 
     Args:
         record: The tensor.
-        output: What was returned of it.
+        output: The returned tensor with the number of its unwritten bytes.
         last: Its last write, None if the kernel never writes it.
         is_constant: Whether the kernel has inputs, and the tensor depends on none of them.
     """
@@ -268,7 +272,7 @@ def _find_output_faults(
     if record.buffer is MemoryRegion.private_hbm:
         yield make_finding(
             PRIVATE,
-            f"the output {record.name} {record.shape} lies in private HBM",
+            f"the output {record.name} {record.shape} lies in private HBM, which does not compile since NKI 0.3",
             record.where,
             _touches(last),
             hint="buffer=nl.shared_hbm",
@@ -293,7 +297,10 @@ def _touches(write: _Write | None) -> tuple[Touch, ...]:
 
 
 def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, _Write]]:
-    """Return the tensors that are read, and the last write of every tensor in HBM that is written."""
+    """Return the tensors that some core of a rank reads, and the last write of every written tensor in HBM, by tensor.
+
+    Barriers do not count as writes.
+    """
     reads: set[int] = set()
     writes: dict[int, _Write] = {}
     for stream in streams:
@@ -310,9 +317,9 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
-    """Return the tensors of every rank whose contents depend on an input.
+    """Return, by rank, the tensors whose contents depend on an input or on drawn random numbers.
 
-    A rendezvous passes the dependence on to all its members.
+    A rendezvous passes the dependence of one member's operands on to the results of all members.
     """
     ranks = {stream.rank: stream for stream in launch.streams}
     depends = {

@@ -25,13 +25,13 @@ CLOBBERED = register_kind(
 PLACEMENT = register_kind(
     "NKW-MEM-PLACEMENT",
     Severity.warning,
-    "Tiles placed by first fit around the explicit addresses stay inside the memory that their live bytes fit into.",
+    "Tiles fit into their memory when those without address= are placed by first fit around those with address=.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """Box of a memory: partitions by bytes of a partition."""
+    """Box of a memory: ranges (first, end) of partitions and of bytes in each partition, the ends excluded."""
 
     rows: tuple[int, int]
     bytes: tuple[int, int]
@@ -51,7 +51,7 @@ class _Box:
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings for reads of clobbered tiles, and for placements beyond the end of a memory."""
+    """Return findings for reads of bytes that another tile overwrote, and for tiles that end beyond SBUF or PSUM."""
     findings: list[Finding] = []
     for stream in launch.streams:
         findings += _find_clobbered(launch.hardware, stream, evidence.get_core(stream).accesses)
@@ -91,7 +91,15 @@ def _find_lost_reads(
 ) -> list[Finding]:
     """Return a finding for the first access of `victim` whose bytes `intruder` overwrote; empty if there is none.
 
-    An accumulation counts as a read, because it reads what it adds to.
+    An accumulation counts as a read, because it reads what it adds to. Bytes that `victim` rewrote since are
+    not lost.
+
+    Args:
+        stream: The stream of the core.
+        victim: The tile that is read.
+        intruder: The tile with overlapping addresses.
+        uses: The (event, access) pairs of each tile, by tensor.
+        hint: The start of the hint, empty or with a trailing "or".
     """
     victim_writes = [(i, a.mode, _access_box(victim, a)) for i, a in uses[victim.serial] if a.mode != READ]
     foreign = [(i, a, _access_box(intruder, a)) for i, a in uses[intruder.serial] if a.mode != READ]
@@ -139,9 +147,9 @@ def _suggest_address(
     intruder: TensorRecord,
     addressed: list[TensorRecord],
 ) -> str:
-    """Return a hint with free bytes for the intruder while it is live; empty if there are none.
+    """Return the start of a hint with free bytes for the intruder while it is live; empty if there are none.
 
-    In PSUM the bytes start at a bank.
+    In PSUM the bytes start at a bank. Bytes beyond the end of the victim are preferred.
     """
     step = chip.psum_bank_bytes if intruder.buffer is MemoryRegion.psum else 4
     first, last = stream.first_use[intruder.serial], stream.last_use[intruder.serial]
@@ -179,7 +187,7 @@ def _access_box(record: TensorRecord, access: Access) -> _Box:
 
 
 def _find_overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
-    """Return the pairs of tiles that are live at the same time and overlap.
+    """Return the pairs of tiles in one memory that are live at the same time and whose boxes overlap.
 
     Args:
         stream: The stream of the core.

@@ -1,4 +1,8 @@
-"""Order that the chip keeps between the steps of a launch, and random orders of the steps that keep it."""
+"""Order that the chip keeps between the steps of a launch, and random orders of the steps that keep it.
+
+A step is one instruction, or a rendezvous with all its members; steps are numbered in the order of the
+launch.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from simulate.run.boxes import Boxes
 from simulate.run.stream import READ, Stream
 
 
-def order_randomly(find_predecessors: Sequence[set[int]], seed: int) -> list[int]:
-    """Return an order of the steps in which each step follows its predecessors.
+def order_randomly(predecessors: Sequence[set[int]], seed: int) -> list[int]:
+    """Return a random order of all steps in which each step comes after its predecessors.
 
     Args:
-        predecessors: The steps that each step has to follow.
+        predecessors: For each step, the steps that it has to follow.
         seed: Seed of the random order; 0 always takes the ready step with the largest index.
     """
     random = Random(seed)
-    missing = [len(steps) for steps in find_predecessors]
-    after: list[list[int]] = [[] for _ in find_predecessors]
-    for step, steps in enumerate(find_predecessors):
+    missing = [len(steps) for steps in predecessors]
+    after: list[list[int]] = [[] for _ in predecessors]
+    for step, steps in enumerate(predecessors):
         for earlier in steps:
             after[earlier].append(step)
-    rank = [-step if seed == 0 else random.random() for step in range(len(find_predecessors))]
+    rank = [-step if seed == 0 else random.random() for step in range(len(predecessors))]
     ready = [(rank[step], step) for step, count in enumerate(missing) if not count]
     heapify(ready)
     order = []
@@ -37,16 +41,17 @@ def order_randomly(find_predecessors: Sequence[set[int]], seed: int) -> list[int
             missing[later] -= 1
             if not missing[later]:
                 heappush(ready, (rank[later], later))
-    assert len(order) == len(find_predecessors)
+    assert len(order) == len(predecessors)
     return order
 
 
 def find_predecessors(launch: ReorderedLaunch) -> list[set[int]]:
     """Return, for every step, the earlier steps that it has to follow on the chip.
 
-    Within a core these are conflicting boxes of one tensor, the state of an engine, and requested orders. Between cores
-    only rendezvous count. A core_barrier is a write of its tensor on both cores, so it orders the accesses to that
-    tensor; a sendrecv orders all accesses to shared HBM.
+    Within a core these are steps that access overlapping bytes of one tensor, one of them writing; steps that
+    use one state of an engine; and orders that the kernel requests. Between cores only rendezvous count. A
+    core_barrier is a write of its tensor on both cores, so it orders the accesses to that tensor; a sendrecv
+    orders all accesses to shared HBM.
     """
     streams = launch.streams
     boxes = Boxes(streams, apart=True)
@@ -117,7 +122,7 @@ def _remember(
 
 
 def _requested(stream: Stream) -> dict[int, list[int]]:
-    """Return, for every event, the earlier events that `depends_on` names."""
+    """Return, for every event with a request, the earlier events that depends_on or with_schedule names for it."""
     named: dict[int, list[int]] = {}
     for producer, consumer in stream.requested:
         if producer < consumer:

@@ -1,8 +1,8 @@
 """`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
 
-Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each of them. So the vector
-clock of an access is one number: how many rendezvous its core had passed. Two accesses with equal numbers are
-concurrent. A core_barrier orders only the accesses to the tensor that it names.
+Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each of them. So one
+number says when an access happens: how many rendezvous its core had passed. Accesses of two cores with equal
+numbers are concurrent. A core_barrier orders only the accesses to the tensor that it names.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _find_races(first_stream: Stream, second_stream: Stream, evidence: Evidence)
 
 
 def _once_per_lines(findings: list[Finding]) -> list[Finding]:
-    """Return one finding for each pair of lines: a line that reads and writes races with itself in three ways.
+    """Return one finding for each pair of lines and tensor, code and severity, so that one line does not give three.
 
-    A race of two writes is preferred.
+    A race of two writes is preferred to a race of a write with a read.
     """
     chosen: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
@@ -149,7 +149,13 @@ def _report_race(
 
 
 def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
-    """Return the accesses of a core to shared HBM by tensor, one for each line, box and number of rendezvous passed."""
+    """Return, by tensor, the accesses of a core to shared HBM, one for each line, box and number of rendezvous passed.
+
+    Args:
+        stream: The stream of the core.
+        evidence: The evidence of the launch.
+        rendezvous: The rendezvous of both cores of the rank; others are not counted.
+    """
     uses_by_key: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
     shared, onto_themselves = (
@@ -174,7 +180,7 @@ def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> di
 
 
 def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
-    """Return the tensor that each rendezvous of the two cores orders; None for a sendrecv, which orders all."""
+    """Return, in program order, the tensor that each rendezvous orders; None for a sendrecv: it orders all."""
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
@@ -189,7 +195,12 @@ def _box(access: Access) -> tuple[int, int, int, int]:
 
 
 def _overlaps(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
-    """Return which boxes of an array int64 [boxes, 4] overlap a box."""
+    """Return a bool array of the boxes that overlap a box.
+
+    Args:
+        box: First row, end row, first byte, end byte.
+        boxes: The other boxes, int64 [boxes, 4], in the same order.
+    """
     return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
 
 
@@ -205,7 +216,8 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
         findings.append(
             make_finding(
                 DMA_OVERLAP,
-                f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} {record.shape}",
+                f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} "
+                f"{record.shape}; descriptors of a DMA run in any order",
                 stream.event(event).where,
                 [describe_access(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
                 hint="copy through a second tensor",

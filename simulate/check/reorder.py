@@ -1,10 +1,12 @@
 """Repetition of a launch that has ended, in other orders and from the same arguments.
 
-The streams store every instruction, so the plans are rebuilt from them, over new tensors. Arguments that overlap in the
-host's memory overlap here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
+The streams store every instruction, so the plans are rebuilt from them, over new tensors. Arguments that
+overlap in the host's memory overlap here as well. Bytes that no instruction has written yet are 0xFF, a NaN
+in every float format.
 
-A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which they took
-effect, so `range(len(launch))` is the order of the launch itself.
+A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which
+they took effect, so `range(len(launch))` is the order of the launch itself. `orders` compares the results of
+several orders.
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ class Snapshot:
 
     @classmethod
     def take(cls, storage: Storage) -> Snapshot:
-        """Copy the bytes of an argument before the kernel runs."""
+        """Copy the bytes of an argument, and its host address, before the kernel runs."""
         return cls(storage.uncounted_array.__array_interface__["data"][0], storage.uncounted_array.copy())
 
 
 class ReorderedLaunch:
-    """Launch that can be run in any order of its steps."""
+    """Launch that can be run in any order of its steps.
+
+    `steps` has the members of each step; `results` has the tensors that are compared, each with a stream of
+    its rank.
+    """
 
     def __init__(self, launch: Launch, arguments: Sequence[Sequence[Snapshot]]) -> None:
         """Rebuild a launch over new tensors.
@@ -99,7 +105,9 @@ class ReorderedLaunch:
         return [*plan.reads, *indices], list(plan.writes)
 
     def run(self, order: Iterable[int]) -> list[bytes]:
-        """Execute the steps in an order, starting from the arguments of the launch.
+        """Execute all steps in an order, from the arguments of the launch; earlier runs leave no contents.
+
+        The order must keep the dependences of `find_predecessors`; this is not checked.
 
         Returns:
             The bytes of each tensor of `results`.
@@ -137,7 +145,13 @@ class ReorderedLaunch:
             write_results(plan, results)
 
     def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
-        """Return the tensors that each rank returned or wrote to as arguments, each with a stream of the rank."""
+        """Return the tensors that each rank returned, and the arguments that it wrote, each with a stream of the rank.
+
+        Args:
+            launch: The launch that has ended.
+            made: Its new tensors.
+            ranks: The number of each rank, in the order of the interfaces of the launch.
+        """
         written = {
             (stream.rank, tile.storage.serial)
             for stream, plans in zip(self.streams, self._plans)
@@ -154,7 +168,10 @@ class ReorderedLaunch:
 
 
 def _allocate_arguments(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
-    """Allocate arguments anew; arguments that share bytes in the host's memory share bytes here too."""
+    """Give the storage of each argument new, uninitialised bytes.
+
+    Arguments that share bytes in the host's memory share the new bytes in the same way.
+    """
     groups: list[list[tuple[Storage, Snapshot]]] = []
     end = -1
     for storage, snapshot in sorted(arguments, key=lambda pair: pair[1].start):

@@ -26,7 +26,7 @@ OFFSET = register_kind(
 SCALES = register_kind(
     "NKW-SCALES-CONTRACTED",
     Severity.warning,
-    "8-bit data whose scales differ between partitions are not contracted over these (a user report).",
+    "A matmul does not sum 8-bit data over partitions that have different scales (a user report).",
 )
 _COMPUTES = (Engine.vector, Engine.scalar, Engine.gpsimd)
 
@@ -43,7 +43,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _exponentials(stream: Stream) -> list[Finding]:
-    """Return findings for exponentials with reduce_cmd idle before another instruction of the Vector engine.
+    """Return findings for exponentials with reduce_cmd idle that another instruction of the Vector engine follows.
 
     An exponential that reads out the registers as well is a different error, NKW-REGISTERS-IDLE.
     """
@@ -91,9 +91,8 @@ def _first_write(accesses: tuple[Access, ...]) -> Access:
 def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
     """Return findings for run-time offsets of views that were computed inside a device loop around the access.
 
-    A copy by the Vector, Scalar or GpSimd engine counts as a computation. A DMA or a register load passes on whether
-    its
-    source was computed in the loop. Row indices of each partition are not offsets.
+    A copy by the Vector, Scalar or GpSimd engine counts as a computation. A DMA or a register load passes on
+    whether its source was computed in the loop. Row indices of each partition are not offsets.
     """
     findings: list[Finding] = []
     reported_lines: set[int] = set()
@@ -126,7 +125,7 @@ def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
 
 
 def _offset_operands(template: Template) -> list[int]:
-    """Return the operand indices of the offsets of views; the offset is the operand after its view."""
+    """Return the operand indices of the scalar offsets of a template's views; each follows its view."""
     if template.direct:
         return []
     offsets = []
@@ -144,7 +143,15 @@ def _trace_computed(
     operands: tuple[Access, ...],
     computed: dict[int, tuple[int, frozenset[int]]],
 ) -> None:
-    """Record, for the tensors that an event writes, which event computed them in which loops."""
+    """Update `computed`, in place, with the tensors that an event writes.
+
+    Args:
+        template: The template of the event.
+        event: The event.
+        loops: The device loops around the event.
+        operands: The accesses of the event.
+        computed: By tensor, the event that computed it and the loops around that event.
+    """
     plan = template.plan
     sources = [
         computed[operands[read].tensor] for read in template.reads if operands[read].tensor in computed
@@ -162,10 +169,14 @@ def _trace_computed(
 def _contracted(stream: Stream, uses: list[tuple[int, int, int]]) -> list[Finding]:
     """Return findings for matmuls that sum 8-bit data over partitions with different scales.
 
-    Scales are recognised by their effect: an instruction with a (P, 1) operand whose elements differ, which reads an
-    8-bit
-    tile and keeps zeros zero. Only the tile that it writes counts, not copies or transposes of it. Wider dtypes do not
-    count, because a weight for each input channel is usual there. Scales of MX formats belong to their instruction.
+    Scales are recognised by their effect: an instruction with a (P, 1) operand whose elements differ, which
+    reads an 8-bit tile and keeps zeros zero. Only the tile that it writes counts, not copies or transposes of
+    it. Wider dtypes do not count, because a weight for each input channel is usual there. Scales of MX
+    formats belong to their instruction.
+
+    Args:
+        stream: The stream of the core.
+        uses: The event of a matmul, its operand's tensor, and the event that scaled the tensor.
     """
     findings: list[Finding] = []
     reported_lines: set[int] = set()

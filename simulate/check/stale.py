@@ -1,4 +1,7 @@
-"""`stale`: results that are overwritten before anything reads them, and leftovers of earlier loads in a tile."""
+"""`stale`: results that are overwritten before anything reads them, and leftovers of earlier loads in a tile.
+
+Leftovers are elements of an earlier, larger fill of a tile beyond the end of a later, smaller fill.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +48,12 @@ def _find_overwritten(
     written: dict[int, Footprint],
     skipped: tuple[MemoryRegion, ...],
 ) -> list[Finding]:
-    """Return findings for pairs of writes to one view, with different bytes and no read between them.
+    """Return findings for writes by DMAs or matmuls to one view, with different bytes and no read between.
 
     Args:
         stream: The stream of the core.
         accesses: The accesses of every event.
-        written: Footprints with digests of writes, by event.
+        written: Footprints with digests of the writes of DMAs and matmuls, by event.
         skipped: Memories that another core may read.
     """
     findings = []
@@ -106,9 +109,14 @@ _LOST_HINTS = {
 
 
 def _find_dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
-    """Return findings for sums in PSUM to which a matmul adds after their last read.
+    """Return findings for sums in PSUM to which a matmul adds after their last read, so that the added part is lost.
 
     With accumulate=None the detector `device` reports the sum as reopened.
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event.
+        automatic: Events that are matmuls with accumulate=None.
     """
     read: dict[int, tuple[int, Access]] = {}
     added: dict[int, tuple[int, Access]] = {}
@@ -138,7 +146,7 @@ def _find_dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
 
 
 def _find_stale_reads(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
-    """Return a finding for each line that reads a tile beyond its last fill, where an earlier fill wrote more."""
+    """Return a finding for each line that combines or stores leftovers; the slots of a ring buffer are exempt."""
     findings = []
     lines: set[int] = set()
     for stale in reads:
@@ -167,7 +175,7 @@ def _find_stale_reads(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
 
 
 def _is_ring(stream: Stream, leftover: Leftover) -> bool:
-    """Return whether the line of the later fill continues where it ended, as in a ring buffer."""
+    """Return whether the line of the later fill writes next where that fill ended, as in a ring buffer."""
     event, tensor = leftover.new
     new = _find_write(stream, event, tensor)
     for later in range(event + 1, len(stream)):

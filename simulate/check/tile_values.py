@@ -17,13 +17,16 @@ _EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def has_nonfinite_values(tile: NkiTensor) -> bool:
-    """Return whether a dtype has NaN or infinities; False for scales of MX formats and for packed elements."""
+    """Return whether the dtype of a view can represent NaN or infinities.
+
+    False for integers, for packed elements, and for scales of MX formats (float8_e8m0fnu).
+    """
     return tile.dtype.is_float and not tile.dtype.is_packed and tile.dtype != "float8_e8m0fnu"
 
 
 @quiet
 def is_finite(tile: NkiTensor) -> bool:
-    """Return whether no element of a view is NaN or infinite."""
+    """Return whether no element of a view is NaN or infinite; skipped run-time indices count as finite."""
     if tile.dynamic is not None:
         return bool(np.isfinite(read_values(tile)).all())
     array = tile.array
@@ -37,7 +40,10 @@ def is_finite(tile: NkiTensor) -> bool:
 
 
 def selected_elements(tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the element ids in the storage that a run-time address selects, and which of them are in range."""
+    """Return the element ids that a run-time address selects, and a bool array of the ids that are in range.
+
+    Both have the shape of the view. An id counts the elements of the storage.
+    """
     where = resolve(tile, True)
     elements = np.broadcast_to(where.elements, tile.shape)
     inside = np.ones(tile.shape, bool) if where.inside is None else np.broadcast_to(where.inside, tile.shape)
@@ -54,7 +60,10 @@ def read_values(tile: NkiTensor) -> np.ndarray:
 
 
 def defined_elements(tile: NkiTensor) -> np.ndarray:
-    """Return a bool array of the elements of a result that were computed from written bytes only."""
+    """Return a bool array, in the shape of a result, of the elements that were computed from written bytes only.
+
+    All are True for a run-time address.
+    """
     if tile.dynamic is not None or tile.storage.validity.uniform is not None:
         return np.ones(tile.shape, bool)
     states = tile.storage.validity.states(*tile.byte_view()[1:])

@@ -1,4 +1,8 @@
-"""`unused`: results that nothing reads, on chip and in private HBM."""
+"""`unused`: results that nothing reads, on chip and in private HBM.
+
+A move is an instruction that only copies a tile. A live event is one whose results reach HBM, a register or
+another core.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _ResultKey = tuple[Line, str, int]
 
 
 def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
-    """Return the results that some iteration on some core reads, and those that `lost` reports."""
+    """Return the keys of results that any iteration on any core reads, and of those that `lost` follows."""
     read: set[_ResultKey] = set()
     for stream in launch.streams:
         flow = evidence.get_core(stream).flow
@@ -49,13 +53,16 @@ def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
 def _unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[Finding]:
     """Return findings for results on chip that nothing reads, in any iteration and on any core.
 
-    Exempt are constants, single numbers, and results that an instruction must write besides a result that is read. A
-    move
-    or an in-place update may prepare an iteration that does not come. It counts in three cases only: an input reaches
-    no
-    output because of it, its operand of the same shape and dtype is stored instead, or it changes a tile that was
-    stored
-    before. A load counts unless another load of the same elements is read.
+    Exempt are constants, single numbers, and results that an instruction must write besides a result that is
+    read. A move or an in-place update may prepare an iteration that does not come. It counts in three cases
+    only: an input reaches no output because of it, its operand of the same shape and dtype is stored instead,
+    or it changes a tile that was stored before. A load counts unless another load of the same elements is
+    read.
+
+    Args:
+        stream: The stream of the core.
+        seen: The facts about the stream.
+        read: The keys of the results that are read.
     """
     accesses, flow = seen.accesses, seen.flow
     live = find_live(stream, accesses, flow)
@@ -105,7 +112,12 @@ def _unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[F
 
 
 def _is_optional(template: Template, result_index: int) -> bool:
-    """Return whether a result is an optional column, such as reduce_res, besides the main result."""
+    """Return whether a result is an optional column, such as reduce_res, in another tensor than the main result.
+
+    Args:
+        template: The template of the instruction.
+        result_index: The operand index of the result.
+    """
     main, *optional = template.writes
     result = template.operands[result_index]
     return (
@@ -135,7 +147,14 @@ def _find_varying(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow
 def _is_loaded_elsewhere(
     stream: Stream, accesses: list[tuple[Access, ...]], event: int, read: set[_ResultKey]
 ) -> bool:
-    """Return whether a copy that something reads has the same source as a copy that nothing reads."""
+    """Return whether another copy of the same elements is read, or goes to HBM, so that an unread copy is harmless.
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event.
+        event: The event of the unread copy.
+        read: The keys of the results that are read.
+    """
     template = stream.template(event)
     source, view = accesses[event][template.reads[0]].tensor, template.operands[template.reads[0]]
     for other, operands in enumerate(accesses):
@@ -200,7 +219,7 @@ def _find_ineffective_inputs(stream: Stream, accesses: list[tuple[Access, ...]],
 
 
 def _depends_on(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tensors: set[int]) -> bool:
-    """Return whether a result depends on any of the tensors."""
+    """Return whether a result of an event depends, through tiles on chip, on any of the tensors."""
     waiting, seen = [event], {event}
     while tensors and waiting:
         current = waiting.pop()
@@ -212,7 +231,10 @@ def _depends_on(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tens
 
 
 def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
-    """Return whether an operand of the result's shape and dtype is stored later instead, directly or through a copy."""
+    """Return whether an operand of the result's shape and dtype is stored to HBM later, instead of the result.
+
+    A copy of that operand counts as well.
+    """
     template = stream.template(event)
     result = stream.tensors[accesses[event][template.writes[0]].tensor]
     sources = {

@@ -1,4 +1,7 @@
-"""`values`: numbers that a dtype does not represent, or that a function of the Scalar engine does not cover."""
+"""`values`: numbers that a dtype does not represent, or that a function of the Scalar engine does not cover.
+
+The numbers are noted while the launch runs, by `observed_values` and `observed_integers`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ SPREAD = register_kind(
 SATURATED = register_kind(
     "NKW-INT-SATURATED",
     Severity.warning,
-    "A cast to an integer dtype gets values within its range; values outside become its smallest or largest integer.",
+    "A cast to an integer dtype gets values within its range; others become its smallest or largest integer.",
 )
 WRAPPED = register_kind(
     "NKW-INT-WRAPPED",
@@ -62,7 +65,7 @@ NAN_TO_INTEGER = register_kind(
 VANISHED = register_kind(
     "NKW-FP8-UNDERFLOW",
     Severity.warning,
-    "A cast to an 8-bit float keeps most elements that are not zero apart from zero.",
+    "A cast to an 8-bit float turns at most half of the nonzero elements into zeros.",
 )
 _RANGE_HINTS = {
     "sin": "reduce the argument to -pi to pi first, or use nl.sin, which does",
