@@ -10,5 +10,9 @@ from simulate.scripts import run_script_or_kernel
 
 
 def check(options: argparse.Namespace) -> int:
-    """Print findings; returns the exit status."""
+    """Print the findings about the launches of a script or a kernel.
+
+    Returns the exit status: 0 without findings that fail a check, 1 with such findings, 2 if nothing ran, 3
+    if it failed.
+    """
     return check_launches(options, partial(run_script_or_kernel, computes=True, raises=True))

@@ -14,7 +14,10 @@ _MODULE = "benchmarks.fidelity.__main__"
 
 
 def fidelity(options: argparse.Namespace) -> int:
-    """Run the benchmark with the remaining words of the command line; returns its exit status."""
+    """Run the benchmark of the repository with the remaining words of the command line; return its exit status.
+
+    Without the folder benchmarks/fidelity in the current folder, print an error and return 2.
+    """
     try:
         with importing_from(Path.cwd()):
             benchmark = importlib.import_module(_MODULE)

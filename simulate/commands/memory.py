@@ -10,7 +10,7 @@ from simulate.scripts import prepare_process, run_to_its_end
 
 
 def memory(options: argparse.Namespace) -> int:
-    """Print what SBUF and PSUM hold; returns the exit status."""
+    """Print what SBUF and PSUM hold in each launch, or with `--sweep` for many sizes; return the exit status."""
     return (
         memory_once(options, run_to_its_end)
         if options.sweep is None

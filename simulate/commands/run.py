@@ -25,7 +25,14 @@ _REPLAY_OPTIONS = ("--replay", "--exact", "--verify-replay", "--replay-report")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a script or a kernel; returns the exit status."""
+    """Run a script or a kernel, and print what a launch by name returned and the warnings about outputs.
+
+    The options of replay are put into the environment of this process.
+
+    Returns:
+        The exit status of `run_script_or_kernel`; 2 for options or a JSON file that cannot be used; 3 if a
+        kernel by name ended or crashed.
+    """
     by_name = names_a_kernel(options.script)
     outputs = OutputWarnings(options.script)
     try:
@@ -68,7 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _set_replay_variables(options: argparse.Namespace, by_name: bool) -> None:
-    """Put the options of replay into the environment. Raises InvalidArgument for one beside a kernel by name."""
+    """Set the environment variables of the replay options that are given, to "1".
+
+    Raises:
+        InvalidArgument: NKW-REPLAY-OPTION. A replay option is given with a kernel by name, which is launched
+            once.
+    """
     flags = [flag for flag in _REPLAY_OPTIONS if getattr(options, flag.lstrip("-").replace("-", "_"))]
     if by_name and flags:
         raise InvalidArgument(

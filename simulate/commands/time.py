@@ -10,7 +10,7 @@ from simulate.scripts import prepare_process, run_to_its_end
 
 
 def time(options: argparse.Namespace) -> int:
-    """Print predicted times; returns the exit status."""
+    """Print predicted times of each launch, or with `--sweep` for many sizes; return the exit status."""
     return (
         time_command(options, run_to_its_end)
         if options.sweep is None

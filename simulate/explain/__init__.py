@@ -1,4 +1,7 @@
-"""Explanations of codes: sentence, example and source of our codes; meanings of the vendor compiler's codes."""
+"""Explanations of codes: sentence, example and source of our codes; meanings of the vendor compiler's codes.
+
+The examples and sources are rows of the text tables of this folder. `command` prints them as `nkw explain`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ _MODULES = {"isa": "nki.isa", "cc": "nki.collectives", "nl": "nki.language"}
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A code of the workbench: its rule, a line that breaks it, a line that follows it, and its source."""
+    """Code of the workbench: its rule, a line that breaks it, a line that follows it, and its source.
+
+    `severity` is that of its findings, empty for a code that only errors have. `wrong`, `right` and `source`
+    are empty for a rule without a row in the tables.
+    """
 
     code: str
     severity: str
@@ -52,7 +59,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class VendorCode:
-    """A code of the vendor's compiler: its meaning, its cure, and our codes that report the cause earlier."""
+    """Code of the vendor's compiler: its meaning, its cure, and our codes that report the cause earlier."""
 
     code: str
     meaning: str
@@ -71,7 +78,7 @@ class VendorCode:
 
 @lru_cache(maxsize=1)
 def load_explanations() -> dict[str, Explanation]:
-    """Return every code that a message of the workbench can have."""
+    """Return, by code, the explanation of every code that a message of the workbench can have; loaded once."""
     from simulate.bind import load_everything
     from simulate.check import KINDS
     from simulate.check.lint import load_rules
@@ -95,7 +102,10 @@ def load_explanations() -> dict[str, Explanation]:
 
 @lru_cache(maxsize=1)
 def load_vendor_codes() -> dict[str, VendorCode]:
-    """Return the codes of the vendor's compiler: the documented ones, and internal ones that users report."""
+    """Return, by code, the codes of the vendor's compiler; loaded once.
+
+    They are the documented ones, and internal ones that users report.
+    """
     return {
         code: VendorCode(
             code, meaning, cure, tuple(rules.replace(",", " ").split()), _format_vendor_source(page)
@@ -105,11 +115,11 @@ def load_vendor_codes() -> dict[str, VendorCode]:
 
 
 def explain_code(text: str) -> list[Explanation | VendorCode]:
-    """Return the explanations of a code as a user types it, with or without its prefix.
+    """Return the explanations of a code as a user types it: in any case, with or without NKW- or NCC_.
 
     Returns:
-        All vendor codes that begin with a text of at least four characters, if no code equals it; empty if
-            there is none.
+        The explanation of the code. If no code equals the text and it has four characters or more, all vendor
+        codes that begin with it. Empty if there is none.
     """
     ours, vendors = load_explanations(), load_vendor_codes()
     code = text.strip().upper()
@@ -124,7 +134,7 @@ def explain_code(text: str) -> list[Explanation | VendorCode]:
 
 
 def find_close_codes(text: str) -> list[str]:
-    """Return the codes most similar to a text, closest first."""
+    """Return up to three codes that are similar to a text, closest first; empty if none is similar."""
     known = [*load_explanations(), *load_vendor_codes()]
     code = text.strip().upper()
     matches = difflib.get_close_matches(code, known, cutoff=_CLOSE)
@@ -132,7 +142,12 @@ def find_close_codes(text: str) -> list[str]:
 
 
 def _format_source(key: str) -> str:
-    """Return the source of a rule from its key in the tables, such as `isa:NAME`."""
+    """Return the source of a rule as a sentence.
+
+    Args:
+        key: The key in the tables: a key of `_SOURCES`, or a key of `_MODULES` with a name, such as
+            `isa:nc_matmul`.
+    """
     source_kind, _, name = key.partition(":")
     if name:
         module = _MODULES[source_kind]
@@ -141,7 +156,12 @@ def _format_source(key: str) -> str:
 
 
 def _format_vendor_source(page: str) -> str:
-    """Return the source of a code of the vendor's compiler."""
+    """Return where a code of the vendor's compiler is described: an address, or that users reported it.
+
+    Args:
+        page: "reported", "issue:OWNER/REPOSITORY#NUMBER", or the name of a page of the vendor's
+            documentation.
+    """
     if page == "reported":
         return "reported in public repositories; the vendor documents no cause"
     page_kind, _, thread = page.partition(":")
@@ -152,6 +172,6 @@ def _format_vendor_source(page: str) -> str:
 
 
 def _read_rows(table: str) -> list[list[str]]:
-    """Return the rows of a table of this package, split into cells."""
+    """Return the rows of the table NAME.txt of this package, each split into stripped cells; comments are skipped."""
     lines = (_FOLDER / f"{table}.txt").read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in line.split(_BETWEEN)] for line in lines if not line.startswith("#")]

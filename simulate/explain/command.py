@@ -19,7 +19,10 @@ from simulate.explain import (
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print the explanation of a code, or list all codes. Return 0, or 2 for an unknown code."""
+    """Print the explanation of a code, or list all codes with their sentences if `options.code` is None.
+
+    Returns the exit status: 2 for an unknown code or a JSON file that cannot be written, else 0.
+    """
     try:
         with json_document(options.json, Outputs(list_imported_files), "explain") as contents:
             return _print_explanations(options.code, contents)
@@ -29,7 +32,10 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def _print_explanations(code: str | None, contents: dict[str, Any]) -> int:
-    """Print explanations and add them to the JSON document; return the exit status."""
+    """Print the explanations of a code, or all codes for None, and put them into the JSON document `contents`.
+
+    Returns the exit status; for an unknown code, 2 after an error message that names similar codes.
+    """
     if code is None:
         explanations: list[Explanation | VendorCode] = [
             *load_explanations().values(),
@@ -55,5 +61,5 @@ def _print_explanations(code: str | None, contents: dict[str, Any]) -> int:
 
 
 def _get_sentence(explanation: Explanation | VendorCode) -> str:
-    """Return the sentence of a code."""
+    """Return the sentence of the rule of a code; of a code of the vendor's compiler its meaning."""
     return explanation.meaning if isinstance(explanation, VendorCode) else explanation.sentence

@@ -1,9 +1,10 @@
 """Testing kernels: run one, compare it with a reference at derived tolerances, and apply the detectors to it.
 
-`check_kernel` does all three and works in any test framework; `simulate.pytest_plugin` offers it as a fixture.
-`budget` holds a kernel's predicted time, HBM traffic and SBUF to stated limits.
-`tolerance` and `compare` judge arrays; `strategies` (a module of its own, as it needs hypothesis) draws shapes, dtypes,
-tiles and views; `artifacts` writes the files of a failure.
+`KernelChecker` does all three and works in any test framework; `simulate.pytest_plugin` offers it as the
+fixture `check_kernel`. `BudgetChecker` checks a kernel's predicted time, HBM traffic and SBUF against stated
+limits. `tolerance` and `compare` judge arrays; `strategies` (a module of its own, as it needs hypothesis)
+draws shapes, dtypes, tiles and views; `artifacts` writes the files of a failure. The truth is what the
+reference returns, in float64.
 """
 
 from simulate.testing.budget import Budget, BudgetChecker, BudgetExceeded, Predicted

@@ -30,7 +30,10 @@ _LIMITS = ("time_us", "hbm_bytes", "sbuf_bytes")
 
 
 class BudgetExceeded(KernelFailure):
-    """Error for a kernel that exceeds its budget; `folder` has its stream, memory maps and trace."""
+    """Error for a kernel that exceeds its budget.
+
+    `folder` has its report, stream, memory maps and trace; None if no files were written.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +79,15 @@ class Budget:
 
     @classmethod
     def from_marker(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Budget:
-        """Return the budget of a pytest marker.
+        """Return the budget that the arguments of the pytest marker `nki_budget` state.
+
+        Args:
+            arguments: The positional arguments, of which there may be none.
+            keywords: The fields of the budget.
 
         Raises:
-            InvalidArgument: An argument has no name, or is not a field of a budget.
+            InvalidArgument: NKW-BUDGET. An argument has no name or is not a field of a budget, or a value is
+                out of range.
         """
         known = [field_.name for field_ in fields(cls)]
         if arguments:
@@ -94,7 +102,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted time, traffic and SBUF of a launch, and its profile."""
+    """Prediction for a launch, with its profile.
+
+    `time_us` is the time from the first instruction to the last result. `hbm_bytes` counts bytes to and from
+    HBM on all ranks. `sbuf_bytes` is the peak in bytes per partition, on the core that uses most of SBUF.
+    """
 
     time_us: float
     hbm_bytes: int
@@ -107,7 +119,8 @@ class Predicted:
 class BudgetChecker:
     """Checker of kernels against a budget on one chip.
 
-    `folder` returns the folder for the files of a failure; with None no files are written.
+    `target` is used where the budget names none. `folder` returns the folder for the files of a failure; with
+    None no files are written.
     """
 
     budget: Budget
@@ -122,10 +135,17 @@ class BudgetChecker:
         trips: int | Sequence[int] | None = None,
         **keywords: Any,
     ) -> Predicted:
-        """Check `kernel(*arguments, **keywords)` on one rank of `cores` physical cores against the budget.
+        """Launch `kernel(*arguments, **keywords)` dry on one rank, and check the prediction against the budget.
 
-        Only shapes and dtypes of arrays matter, and integers that bound device loops if there are no trip counts.
-        `trips` replaces the trip counts of the budget.
+        Only shapes and dtypes of arrays matter, and integers that bound device loops if there are no trip
+        counts.
+
+        Args:
+            kernel: The kernel.
+            arguments: Its arguments.
+            cores: Number of physical cores of the rank (LNC).
+            trips: Trip counts of device loops; None for those of the budget.
+            keywords: Its keyword arguments.
 
         Raises:
             BudgetExceeded: A prediction exceeds its limit.
@@ -141,7 +161,18 @@ class BudgetChecker:
         cores: int = 1,
         trips: int | Sequence[int] | None = None,
     ) -> Predicted:
-        """Check a kernel on several ranks, each with its arguments, against the budget."""
+        """Launch a kernel dry on several ranks, and check the prediction for all of them together against the budget.
+
+        Args:
+            kernel: The kernel.
+            arguments: Arguments of each rank.
+            cores: Number of physical cores of each rank (LNC).
+            trips: Trip counts of device loops; None for those of the budget.
+
+        Raises:
+            BudgetExceeded: A prediction exceeds its limit.
+            NkwError: The launch is refused.
+        """
         return self._check(
             kernel, [(tuple(rank_arguments), {}) for rank_arguments in arguments], cores, trips
         )
@@ -165,7 +196,12 @@ class BudgetChecker:
 
 
 def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
-    """Return the predicted time, traffic and SBUF of a recorded launch, dry or not."""
+    """Return the predicted time, traffic and SBUF of a recorded launch, dry or not.
+
+    Args:
+        launch: The launch.
+        reading: Which of the timing model's readings of undocumented behaviour the time follows.
+    """
     seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.label}", reading)
     return Predicted(
         seen.length_ns / 1000,
@@ -177,7 +213,7 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
 
 
 def excess(budget: Budget, prediction: Predicted) -> str:
-    """Return the report of a launch that exceeds its budget, with the largest contributions, or an empty string."""
+    """Return the report of a launch that exceeds its budget, with the largest contributions; empty if it does not."""
     out: list[str] = []
     tables: list[Part] = []
     if budget.time_us is not None and prediction.time_us > budget.time_us:
@@ -207,7 +243,7 @@ def _over(quantity: str, seen: int, limit: int, unit: str) -> str:
 
 
 def _fullest(launch: Launch) -> Memory:
-    """Return the SBUF of the core that uses most of it."""
+    """Return the SBUF of the core with the highest peak of live bytes per partition."""
     return max((occupancy.sbuf for occupancy in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 

@@ -21,7 +21,18 @@ class WeakComparison(UserWarning):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison: the worst element, the number of elements beyond the bound, the largest truth."""
+    """Result of a comparison of an output with the truth.
+
+    Attributes:
+        error: Largest absolute error; infinite where NaN or infinities differ.
+        bound: Largest error that is allowed.
+        worst: Index of the element with the largest error, empty for an empty array.
+        seen: The output there.
+        expected: The truth there.
+        beyond: Number of elements whose error exceeds the bound.
+        size: Number of elements.
+        largest: Largest finite magnitude of the truth.
+    """
 
     error: float
     bound: float
@@ -54,17 +65,27 @@ def compare(
 ) -> Comparison:
     """Compare an output with the truth, which is worked out in float64.
 
-    Integers and booleans must be equal; infinities and NaN must be at the same positions. The other arguments are
-    those of `tolerance`; the default magnitude is the largest finite magnitude of the truth.
+    Integers and booleans must be equal; infinities and NaN must be at the same positions. Warns with
+    WeakComparison if both sides have NaN, or if the bound is as large as the truth.
 
-    Warns with WeakComparison if both sides have NaN, or if the bound is as large as the truth.
+    Args:
+        output: The output of the kernel.
+        truth: The output of the reference.
+        magnitude: Largest magnitude of the intermediate results; None for the largest finite magnitude of the
+            truth.
+        contraction: Number of products that one element sums in float32.
+        roundings: Number of roundings on the longest path from input to output.
+        through: Narrowest dtype of the roundings before the last; None for the output's dtype.
 
     Raises:
         Mismatch: The shapes differ, or an element is beyond the bound.
+        InvalidArgument: `tolerance` refuses the arguments.
     """
     output, truth = np.asarray(output), np.asarray(truth)
     if output.shape != truth.shape:
-        raise Mismatch(f"the output has shape {output.shape}, the reference {truth.shape}")
+        raise Mismatch(
+            f"the output has shape {output.shape}, the reference {truth.shape}; both have to be equal"
+        )
     wide, exact = output.astype(np.float64), truth.astype(np.float64)
     largest = float(np.abs(exact[np.isfinite(exact)]).max(initial=0.0))
     if output.dtype.kind in "biu":

@@ -32,7 +32,10 @@ _VARIATIONS = 4  # orders and seeds that CheckLevel.all tries
 
 
 class CheckLevel(Enum):
-    """Detectors to apply. off: none. detect: those of `check`. all: also in 4 legal orders and 4 interleavings."""
+    """Detectors to apply: off, none; detect, those of `nkw check`; all, these and repetitions.
+
+    With all, each launch is executed again in 4 legal orders and under 4 core schedules.
+    """
 
     off = "off"
     detect = "detect"
@@ -40,7 +43,10 @@ class CheckLevel(Enum):
 
 
 class KernelFailure(AssertionError):
-    """Error for a kernel that breaks a rule, has findings, or differs from its reference; `folder` has the files."""
+    """Error for a kernel that breaks a rule, has findings, or differs from its reference.
+
+    `folder` has the files of the failure, None if none were written.
+    """
 
     def __init__(self, report: str, folder: Path | None) -> None:
         super().__init__(report if folder is None else f"{report}\nartefacts: {folder}")
@@ -82,7 +88,18 @@ class KernelChecker:
     def __call__(
         self, kernel: Any, reference: Callable[..., Any], *arguments: Any, **options: Any
     ) -> Checked:
-        """Check a kernel on one rank: `kernel(*arguments)` against `reference(*arguments)`; options as for `ranks`."""
+        """Check a kernel on one rank: run `kernel(*arguments)` and compare it with `reference(*arguments)`.
+
+        Args:
+            kernel: The kernel, which gets copies of the arguments.
+            reference: Gets the arguments, float arrays in float64, and returns an array or a tuple of arrays.
+            arguments: The arguments.
+            options: cores, allow, magnitude, contraction, roundings and through, as for `ranks`.
+
+        Raises:
+            KernelFailure: The kernel fails the check.
+            UserExit: The reference ends the program.
+        """
         return self.ranks(
             kernel, lambda rank_arguments: [reference(*rank_arguments[0])], [arguments], **options
         )
@@ -102,20 +119,21 @@ class KernelChecker:
     ) -> Checked:
         """Check a kernel on several ranks, each with its arguments.
 
-        The kernel gets copies of its arguments.
+        The kernel gets copies of its arguments. It fails if it breaks a rule, has a finding that is not
+        accepted, or returns an output beyond its tolerance.
 
         Args:
             kernel: The kernel.
-            reference: Gets the arguments of all ranks, with float arrays in float64, and returns the expected output
-                of each rank: an array, or a tuple of arrays.
+            reference: Gets the arguments of all ranks, with float arrays in float64, and returns the expected
+                output of each rank: an array, or a tuple of arrays.
             arguments: Arguments of each rank.
             cores: Physical cores of a rank (LNC).
             allow: Codes of accepted findings; with NKI_RULES=simulator all warnings are accepted.
-            magnitude: See `tolerance`, as for the other options.
+            magnitude: As for `compare`, like contraction, roundings and through.
 
         Raises:
-            KernelFailure: The kernel fails the check; on the simulator its folder has the report, streams, memory
-                maps and a trace.
+            KernelFailure: The kernel fails the check; on the simulator its folder has the report, streams,
+                memory maps and a trace.
             UserExit: The reference ends the program.
         """
         run = self._neuron if self.backend == "neuron" else self._simulated
@@ -205,13 +223,15 @@ def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launche
         list(returned) if isinstance(returned, (tuple, list)) else [returned] for returned in (got, wanted)
     )
     if len(outputs) != len(truths):
-        report = f"the kernel returns {len(outputs)} arrays, the reference {len(truths)}"
+        report = (
+            f"the kernel returns {len(outputs)} arrays, the reference {len(truths)}; return as many from both"
+        )
         raise failure(report, [], launches)
     return list(zip(outputs, truths))
 
 
 def _widened(argument: Any) -> Any:
-    """Return an array of floats in float64, and any other value unchanged."""
+    """Return an array of floats in float64; other arrays and values are returned unchanged."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind not in "biu":
         return argument.astype(np.float64)
     return argument

@@ -1,7 +1,7 @@
 """Hypothesis strategies for dtypes, tile shapes, arrays and views.
 
-This module needs hypothesis; nothing else of the simulator does. Limits are asked of the chip's record, and
-shapes lean towards its borders: one partition, one below, at and above a power of two, all partitions, a full bank.
+This module needs hypothesis; nothing else of the simulator does. Limits come from the chip's record. Extents
+near limits are drawn more often: one below, at and above each power of two and the largest extent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _NO_NUMBERS = frozenset({"float8_e8m0fnu", "tfloat32"})
 
 
 def dtypes(floats: bool = True, integers: bool = True) -> st.SearchStrategy[DType]:
-    """Return a strategy of dtypes that a host array can have: float32 to float8, integers of 8 to 32 bits."""
+    """Return a strategy of dtypes that a host array can have, without bool and packed dtypes.
+
+    Args:
+        floats: Whether to include floats, from float32 to 8-bit ones.
+        integers: Whether to include integers of 8 to 32 bits.
+    """
     chosen = [
         dtype
         for dtype in DTYPES.values()
@@ -34,7 +39,10 @@ def dtypes(floats: bool = True, integers: bool = True) -> st.SearchStrategy[DTyp
 
 
 def partitions(target: str | None = None, most: int | None = None) -> st.SearchStrategy[int]:
-    """Return a strategy of partition counts of a chip, 1 to 128 or to `most`, with limits drawn more often."""
+    """Return a strategy of numbers of partitions, from 1 to the smallest of the chip's number, 128 and `most`.
+
+    Values near powers of two and near the largest are drawn more often.
+    """
     return _leaning(min(most or 128, target_hardware(target).partitions))
 
 
@@ -44,9 +52,13 @@ def tile_shapes(
     buffer: MemoryRegion = MemoryRegion.sbuf,
     most_free: int = 1024,
 ) -> st.SearchStrategy[tuple[int, int]]:
-    """Return a strategy of shapes (partitions, free) that fit into SBUF, or into one bank of PSUM.
+    """Return a strategy of shapes (partitions, columns) that fit into SBUF, or into one bank of PSUM.
 
-    A shape has at most `most_free` columns.
+    Args:
+        dtype: Dtype of the tile.
+        target: The chip; None for the chip of the environment.
+        buffer: SBUF or PSUM.
+        most_free: Largest number of columns.
     """
     chip = target_hardware(target)
     return st.tuples(
@@ -76,18 +88,28 @@ def tiles(
     integral: bool = False,
     **renamed: bool,
 ) -> np.ndarray:
-    """Draw a host array for a tile, with values up to `largest`; `integral` draws integers.
+    """Draw a host array for a tile, with values from -`largest` to `largest`, from 0 for unsigned dtypes.
 
-    The default shape fits SBUF.
+    The values come from a drawn seed, so that large arrays are cheap; they shrink to zeros.
 
-    The values come from a drawn seed, so that large arrays are cheap; they shrink to zeros. `whole` is a deprecated
-    name of `integral`.
+    Args:
+        draw: Hypothesis passes it.
+        shape: A shape or a strategy of shapes; None for shapes that fit SBUF.
+        dtype: A dtype or a strategy of dtypes.
+        largest: Largest magnitude, cut to the range of the dtype.
+        integral: Whether floats are integers.
+        renamed: `whole`, a deprecated name of `integral`.
+
+    Raises:
+        TypeError: An argument has another name.
     """
     if "whole" in renamed:
         warnings.warn("tiles(whole=…) is deprecated; write integral=…", DeprecationWarning, stacklevel=2)
         integral = renamed.pop("whole")
     if renamed:
-        raise TypeError(f"tiles has no argument {next(iter(renamed))!r}")
+        raise TypeError(
+            f"tiles has no argument {next(iter(renamed))!r}; known are shape, dtype, largest and integral"
+        )
     element = as_dtype(draw(dtype) if isinstance(dtype, st.SearchStrategy) else dtype)
     if shape is None:
         shape = tile_shapes(element)
@@ -105,7 +127,13 @@ def tiles(
 
 @st.composite
 def views(draw: st.DrawFn, shape: tuple[int, ...], steps: int = 4) -> tuple[slice, ...]:
-    """Draw an index of slices, one per dim, with 1 element or more and a step of 1 to `steps` (1 on partitions)."""
+    """Draw an index of slices into a tile, one for each dim, each with at least one element.
+
+    Args:
+        draw: Hypothesis passes it.
+        shape: The shape of the tile.
+        steps: Largest step of a slice; the step of dim 0, the partitions, is 1.
+    """
     index = []
     for dim, extent in enumerate(shape):
         start = draw(st.integers(0, extent - 1))

@@ -20,10 +20,10 @@ _TFLOAT32_ROUNDOFF = 2.0**-11  # ten fraction bits, kept in float32
 
 
 def roundoff(dtype: Any) -> float:
-    """Return the unit roundoff of a float dtype.
+    """Return the unit roundoff of a float dtype: half the distance from 1 to the next larger value.
 
     Raises:
-        InvalidArgument: The dtype does not round.
+        InvalidArgument: NKW-TOLERANCE. The dtype is an integer, packed, or a scale of an MX format.
     """
     element = _float(dtype)
     if element == "tfloat32":
@@ -68,11 +68,16 @@ def tolerance(
 
 
 def _grown(count: int, unit: float) -> float:
-    """Return the relative error of `count` successive roundings."""
+    """Return the largest relative error after `count` successive roundings of roundoff `unit`.
+
+    Raises:
+        InvalidArgument: count * unit is 1 or more, so that no digit is reliable.
+    """
     if count * unit >= 1:
         raise InvalidArgument(
             "NKW-TOLERANCE",
-            f"after {count} roundings of {unit:g} each, no digit of a result is reliable",
+            f"after {count} roundings of {unit:g} each, no digit of a result is reliable; give a smaller contraction, "
+            "fewer roundings or a wider dtype",
         )
     return count * unit / (1 - count * unit)
 

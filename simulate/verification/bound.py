@@ -37,7 +37,7 @@ Reference = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Truth:
-    """Results of the reference in float64, and for each result the terms of `simulate.testing.tolerance`."""
+    """Results of the reference in float64, and the magnitude and contraction of each for `tolerance`."""
 
     arrays: Sequence[np.ndarray]
     magnitudes: Sequence[float]
@@ -45,20 +45,27 @@ class Truth:
 
 
 def compute_truth(reference: Reference, call: Call, contractions: Sequence[int]) -> Truth:
-    """Return the reference's results in float64 with their terms. Errors of the reference are not caught."""
+    """Return the reference's results in float64 with their terms; errors of the reference are not caught.
+
+    Args:
+        reference: The reference, which is called four times.
+        call: The arguments.
+        contractions: For each result, how many elements one of its elements combines; stored unchanged.
+    """
     arrays = answer(reference, call)
     return Truth(arrays, _magnitudes(reference, call, arrays), contractions)
 
 
 def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
-    """Call the reference with its floats in float64 and return its results."""
+    """Call the reference with the floats of a call in float64, and return its results as arrays."""
     return _quietly(reference, call.widen_floats())
 
 
 def find_result_dtypes(reference: Reference, call: Call) -> list[Any]:
     """Call the reference with the arguments in their own dtypes and return the dtype of each result.
 
-    The dtype of a result that is not a float is None. The list is empty if the reference refuses these dtypes.
+    The dtype of a result that is not a float is None. The list is empty if the reference raises an error for
+    these dtypes.
     """
     try:
         return [
@@ -84,20 +91,27 @@ def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) 
 
 
 def _median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
-    """Return the median of three arrays, with NaN where one has it; np.median sorts and takes 20 times as long."""
+    """Return the elementwise median of three arrays, NaN where any has NaN; np.median takes 20 times as long."""
     return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
 
 def largest_finite(array: np.ndarray) -> float:
-    """Return the largest magnitude of the finite elements, 0.0 where there are none."""
+    """Return the largest magnitude of the finite elements, 0.0 if there are none."""
     values = np.abs(array.astype(np.float64))
     return float(values[np.isfinite(values)].max(initial=0.0))
 
 
 def count_contractions(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[int]:
-    """Return, for each result, how many elements one of its elements combines, counted by the NaN that spreads.
+    """Return, for each result, how many elements of the arguments one of its elements combines.
 
-    `arrays` is what the reference returns for the call.
+    NaN is put into one element of an argument at a time, and the NaN in the results are counted. No count
+    exceeds the sum of the different extents of the float arguments; that sum is returned if the reference
+    removes or refuses NaN.
+
+    Args:
+        reference: The reference.
+        call: The arguments.
+        arrays: What the reference returns for the call.
     """
     together = sum({size for array in call.floats for size in array.shape})
     combined = [0.0] * len(arrays)
@@ -126,10 +140,14 @@ def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
 
 
 def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
-    """Return the length of the longest chain of dependent instructions in a launch.
+    """Return the length of the longest chain of dependent instructions in a launch, 0 without instructions.
 
-    In a chain each instruction reads a tensor that the instruction before it wrote. With `into`, only instructions
-    that round into this dtype count. A DMA between two tensors of the dtype moves bits and rounds nothing.
+    In a chain each instruction reads a tensor that the instruction before it wrote.
+
+    Args:
+        streams: The streams of the launch.
+        into: Count only instructions that round into this dtype; None counts all. A DMA between two tensors
+            of the dtype moves bits and rounds nothing.
     """
     chains: dict[tuple[int, int], int] = defaultdict(int)
     for stream in streams:
@@ -161,7 +179,16 @@ class Terms(NamedTuple):
 def derive_terms(
     output: np.ndarray, number: int, truth: Truth, call: Call, streams: Sequence[Stream], chain: int
 ) -> Terms:
-    """Return the terms for output `number` of a kernel; `chain` is the longest chain of its instructions."""
+    """Return the terms of the bound of one output of a kernel.
+
+    Args:
+        output: The output.
+        number: Its index among the outputs.
+        truth: The results of the reference.
+        call: The arguments.
+        streams: The streams of the launch.
+        chain: The length of the longest chain of its instructions.
+    """
     dtypes = [array.dtype for array in call.floats]
     through = find_narrowest(dtypes + ([output.dtype] if is_float(output) else []))
     rounded = longest_chain(streams, through.name) - (output.dtype == through)
@@ -170,7 +197,10 @@ def derive_terms(
 
 
 def saturate(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Return the truth with infinity wherever it exceeds the range of the output's dtype."""
+    """Return the truth with a signed infinity wherever it exceeds the range of the output's dtype.
+
+    The truth is returned unchanged if the output has an integer or bool dtype.
+    """
     if not is_float(output):
         return exact
     with np.errstate(invalid="ignore"):
@@ -182,7 +212,7 @@ def saturate(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
 
 
 def find_narrowest(dtypes: Iterable[Any]) -> Any:
-    """Return the float dtype with the largest roundoff, or float32 if there is none."""
+    """Return the float dtype with the largest roundoff, float32 if none is narrower."""
     return max([np.dtype(np.float32), *(np.dtype(dtype) for dtype in dtypes)], key=_coarseness)
 
 

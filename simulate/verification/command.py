@@ -28,7 +28,11 @@ from simulate.verification.verdict import Verdict
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    """Print the verdict and return the exit status; output of the kernel and the reference goes to stderr."""
+    """Print the verdict on a kernel and return the exit status; output of the kernel and the reference goes to stderr.
+
+    The status is 0 for a right and clean kernel, 1 for another one, 2 if the words or options cannot be used,
+    3 if there is no verdict.
+    """
     if not names_a_kernel(options.script):
         error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")
         return 2
@@ -52,7 +56,11 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def _judged(options: argparse.Namespace, named: str) -> Verdict:
-    """Return the verdict.
+    """Load the kernel, the reference and the arguments, and return the verdict of `verify`.
+
+    Args:
+        options: The options of the command line.
+        named: The reference as FILE.py:NAME or MODULE:NAME, or the kernel's name if there is none.
 
     Raises:
         NoVerdict: The kernel or the reference ended, crashed or failed.

@@ -1,8 +1,9 @@
 """Arguments of the trials: random, large and zero values, NaN, and sizes one less and one more.
 
-Float arrays are filled anew for each trial; only their shapes and dtypes are taken from the caller. Integers are often
-indices, so a trial keeps the values of an integer array and changes their order. A kernel that ignores an index then
-gives wrong results.
+Float arrays are filled anew for each trial; only their shapes and dtypes are taken from the caller. Integers
+are often indices, so a trial keeps the values of an integer array and changes their order. A kernel that
+ignores an index then gives wrong results. The functions return a new Call and leave the arrays of theirs
+unchanged; arguments that are not arrays are passed on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _AXES_TRIED = 3  # extents that are made one less and one more
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of one call of a kernel and of its reference."""
+    """Arguments of one call of a kernel and of its reference, by position and by keyword."""
 
     args: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -42,7 +43,11 @@ class Call:
         return [array for array in self.arrays if is_float(array)]
 
     def map_arrays(self, change: Callable[[np.ndarray, int], np.ndarray]) -> Call:
-        """Return the call with each array changed; `change` gets the array and its position among the arrays."""
+        """Return the call with each array replaced by what `change` returns for it.
+
+        Args:
+            change: Gets an array and its index among `arrays`.
+        """
         positions = iter(range(len(self.arrays)))
 
         def new(value: Any) -> Any:
@@ -51,11 +56,11 @@ class Call:
         return Call(tuple(map(new, self.args)), {name: new(value) for name, value in self.keywords.items()})
 
     def copy_arrays(self) -> Call:
-        """Return the call with copies of its arrays."""
+        """Return the call with copies of its arrays, so that a kernel may write to them."""
         return self.map_arrays(lambda array, _: array.copy())
 
     def widen_floats(self) -> Call:
-        """Return the call with its floats in float64."""
+        """Return the call with its float arrays in float64 and copies of its other arrays."""
         return self.map_arrays(lambda array, _: array.astype(np.float64) if is_float(array) else array.copy())
 
     def __str__(self) -> str:
@@ -63,12 +68,15 @@ class Call:
 
 
 def is_float(array: np.ndarray) -> bool:
-    """Return whether an array holds floats, including the narrow dtypes that NumPy does not know."""
+    """Return whether an array has a float dtype, including the narrow ones of ml_dtypes; not bool or integers."""
     return array.dtype.kind not in "biu"
 
 
 def draw_random(call: Call, seed: int) -> Call:
-    """Return the call with normally distributed floats, and integers in random order."""
+    """Return the call with floats drawn from the standard normal distribution, and integers in random order.
+
+    Equal seeds give equal values.
+    """
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
         generator = np.random.default_rng((seed, position))
@@ -80,7 +88,10 @@ def draw_random(call: Call, seed: int) -> Call:
 
 
 def draw_large(call: Call) -> Call:
-    """Return the call with random floats times 2**10, or less if squares overflow, and integers reversed."""
+    """Return the call with normally distributed floats times 2**10, and integers in reversed order.
+
+    The factor is smaller for dtypes in which squares of such values would overflow.
+    """
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
         if not is_float(array):
@@ -93,12 +104,15 @@ def draw_large(call: Call) -> Call:
 
 
 def fill_zeros(call: Call) -> Call:
-    """Return the call with zeros in all arrays."""
+    """Return the call with zeros in all arrays, integers included."""
     return call.map_arrays(lambda array, _: np.zeros(array.shape, array.dtype))
 
 
 def clear_half(call: Call) -> Call:
-    """Return the call with zeros in place of about half of its floats, so that comparisons with 0 go both ways."""
+    """Return the call with zeros in place of about half of its floats, so that comparisons with 0 go both ways.
+
+    Integers are unchanged.
+    """
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
         keeps = np.random.default_rng(position).integers(0, 2, array.shape)
@@ -108,7 +122,7 @@ def clear_half(call: Call) -> Call:
 
 
 def add_nan(call: Call) -> Call:
-    """Return the call with one NaN in the middle of every float array."""
+    """Return the call with a NaN in the middle element of every float array."""
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
         return _replaced(array, array.size // 2, np.nan) if is_float(array) else array
@@ -117,10 +131,11 @@ def add_nan(call: Call) -> Call:
 
 
 def vary_extents(call: Call) -> Iterator[tuple[str, Call]]:
-    """Yield the new extent as a name and the call with it: one extent, one less and one more, in all arrays.
+    """Yield (new extent, call) for each of the first three extents of the arrays, one less and one more.
 
-    Extents of 1 stay, so that what is broadcast stays broadcast. Of many extents the first three are changed. Floats
-    are zeros, to be filled; integers repeat their lowest values, so that indices stay valid.
+    The extent is changed in all arrays that have it. Extents of 1 stay, so that what is broadcast stays
+    broadcast. Floats are zeros, to be filled; integers repeat their lowest values, so that indices stay
+    valid.
     """
     extents = list(dict.fromkeys(size for array in call.arrays for size in array.shape if size > 1))
     for extent in extents[:_AXES_TRIED]:
@@ -139,14 +154,20 @@ def _resized(array: np.ndarray, extent: int, size: int) -> np.ndarray:
 
 
 def poison(call: Call, position: int, element: int) -> Call:
-    """Return the call with NaN in one element of the array at a position."""
+    """Return the call with NaN in one element of one array, which must be a float array.
+
+    Args:
+        call: The call.
+        position: The index among the arrays of the call.
+        element: The index of the element in C order.
+    """
     return call.map_arrays(
         lambda array, index: _replaced(array, element, np.nan) if index == position else array
     )
 
 
 def nudge(call: Call, by: float, seed: int) -> Call:
-    """Return the call with every float multiplied by 1 + `by` or 1 - `by`, at random."""
+    """Return the call with every float multiplied by 1 + `by` or 1 - `by`, at random; integers are unchanged."""
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
         if not is_float(array):
@@ -168,7 +189,15 @@ class NotArrays(NoVerdict):
 
 
 def convert_results(returned: Any, callee: str = "kernel") -> Sequence[np.ndarray]:
-    """Return the results of a call as arrays; `callee` ("kernel", "reference") was called. Raises NotArrays."""
+    """Return the results of a call as arrays, several if it returned a tuple or a list.
+
+    Args:
+        returned: What the call returned.
+        callee: What was called, for the message: "kernel" or "reference".
+
+    Raises:
+        NotArrays: A result is neither an array of real numbers nor a number.
+    """
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
     arrays = []
     for result in several:

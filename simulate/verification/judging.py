@@ -113,7 +113,15 @@ def verify(
 def list_further_trials(
     run: Any, reference: Reference, call: Call, second: Call, contractions: Sequence[int]
 ) -> list[Callable[[], Trial]]:
-    """Return functions that run the trials after the first one."""
+    """Return functions that each run one trial after the first one, and return it.
+
+    Args:
+        run: Launches the kernel on a call.
+        reference: The reference.
+        call: The arguments of the user, which give shapes, dtypes and integers.
+        second: The second set of random values.
+        contractions: For each output, the number of elements that one element combines.
+    """
     values = {
         "other random": second,
         "large": inputs.draw_large(call),
@@ -136,7 +144,11 @@ def _ragged(name: str, run: Any, reference: Reference, call: Call, contractions:
 
 
 def find_reference(function: Callable[..., Any], name: str) -> Reference:
-    """Return the function `<kernel>_reference` of the kernel's module; raise InvalidArgument if there is none."""
+    """Return the function `<name>_reference` of the module that defines the kernel.
+
+    Raises:
+        InvalidArgument: NKW-VERIFY. The module has no such function.
+    """
     reference = getattr(function, "__globals__", {}).get(f"{name}_reference")
     if not callable(reference):
         raise refusal(f"there is no {name}_reference beside {name}; name one with --reference MODULE:NAME")
@@ -152,7 +164,8 @@ def _compute_truths(reference: Reference, first: Call, second: Call) -> list[np.
     """Return the reference's results for the first of two sets of random values.
 
     Raises:
-        NotJudged: The reference fails, or returns equal results for both sets: any constant would agree with it.
+        NotJudged: The reference fails, returns no arrays, or returns an equal result for both sets: any
+            constant would agree with it.
         InvalidArgument: The reference does not take these arguments.
     """
     try:
@@ -166,14 +179,14 @@ def _compute_truths(reference: Reference, first: Call, second: Call) -> list[np.
     for number, (one, other) in enumerate(pairs):
         if np.array_equal(one, other, equal_nan=inputs.is_float(one)):
             raise not_judged(
-                f"output {number} of the reference is the same for different arguments, so no kernel can be held "
-                "against it"
+                f"output {number} of the reference is the same for different arguments, so no kernel can be compared "
+                "with it; give a reference whose outputs depend on its arguments"
             )
     return [one for one, _ in pairs]
 
 
 def _explain_constant(one: Trial, other: Trial) -> Trial:
-    """Return the second random trial; if its wrong outputs equal those of the first, its reason says so."""
+    """Return the second random trial; its reason says so if its wrong outputs equal those of the first trial."""
     same = bool(one.outputs) and len(one.outputs) == len(other.outputs)
     if other.outcome is Outcome.wrong and same and all(map(np.array_equal, one.outputs, other.outputs)):
         return replace(other, reason="the output is constant: it is the same for different arguments")
@@ -181,7 +194,7 @@ def _explain_constant(one: Trial, other: Trial) -> Trial:
 
 
 def _keep_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that make a kernel unclean; warnings of lint are advice, as for `check`."""
+    """Return the findings that make a kernel unclean, errors first; warnings of lint are left out."""
     tolerant = Rules.resolve() is Rules.simulator
     kept = [
         finding for finding in findings if fails_a_check(finding, tolerant or finding.code.startswith("NKI"))

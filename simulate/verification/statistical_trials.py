@@ -13,10 +13,14 @@ RMS, SLOPE = "rms error", "slope - 1"
 
 
 def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials of RMS error and slope for launches on random values of one shape.
+    """Return the trials of RMS error and slope, judged over launches on random values of one shape together.
 
-    Each has the figures of the output that is closest to its bound. Returns no trials where a launch is not right or
-    no output has statistics; one open trial where the roundings of the kernel have no model.
+    Each has the figures of the output that is closest to its bound. The list is empty if a launch is not
+    right or no output has statistics. It has one trial with outcome open if the kernel rounds to 8 bits or to
+    integers.
+
+    Args:
+        trials: The trials of the launches, with their outputs and truths.
     """
     if any(trial.outcome is not Outcome.right or trial.launch is None for trial in trials):
         return []

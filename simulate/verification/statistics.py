@@ -48,10 +48,11 @@ _EXACT_BITS = 4  # a constant with so few significant bits was not rounded
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """The roundings of one line of a kernel into one dtype narrower than float32.
+    """Roundings of one line of a kernel into one dtype narrower than float32.
 
-    values: how many different values are rounded. times: roundings of each of them. is_constant: the values are the
-    same in all trials. is_last: the results go to HBM as they are.
+    roundoff: the unit roundoff of the dtype. values: how many different values are rounded. times: mean
+    number of roundings of each of them. is_constant: the values are the same in all trials. is_last: the
+    results go to HBM as they are.
     """
 
     roundoff: float
@@ -63,7 +64,12 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """RMS error and slope of one output over all trials, each with its bound. `rms_truth` is the RMS of the truth."""
+    """RMS error and slope of one output over all trials, each with its bound.
+
+    elements: number of elements that are not 0. rms_truth: RMS of the truth. slope: relative deviation of the
+    output from the truth, 0 for a right kernel. rms_allowed, slope_allowed: the bounds of rms and of the
+    magnitude of slope.
+    """
 
     elements: int
     rms: float
@@ -74,9 +80,9 @@ class Statistic:
 
 
 def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
-    """Return the roundings of a launch into dtypes narrower than float32, by kernel line and dtype.
+    """Return the roundings of a launch into dtypes narrower than float32, one record for each kernel line and dtype.
 
-    Returns None where floats are rounded to 8 bits or to integers: the model of relative errors does not hold there.
+    None if floats are rounded to 8 bits or to integers: the model of relative errors does not hold there.
     """
     roundings: list[Rounding] = []
     for stream in streams:
@@ -112,7 +118,7 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
 
 
 def _sources_of_stores(stream: Stream) -> set[int]:
-    """Return the tensors on chip whose values only DMAs to HBM read, so that their roundings are the last ones."""
+    """Return the tensors that only DMAs to HBM read, so that the rounding into them is the last one of an output."""
     stored: set[int] = set()
     used: set[int] = set()
     for index in range(len(stream)):
@@ -126,7 +132,10 @@ def _sources_of_stores(stream: Stream) -> set[int]:
 
 
 def _is_exact(plan: Plan) -> bool:
-    """Return whether an instruction without inputs writes values of few significant bits, which are no rounded ones."""
+    """Return whether an instruction without inputs writes only values of at most four significant bits.
+
+    False if its values cannot be computed here.
+    """
     try:
         values = np.unique(np.asarray(plan.compute()[0]).astype(np.float64))
     except (TypeError, ValueError):
@@ -146,15 +155,15 @@ def statistic(
     """Return RMS error and slope of one output in several trials, with what the roundings of the kernel allow.
 
     Args:
-        outputs: the output of each trial, all of one shape.
-        truths: the output in float64, of each trial.
-        roundings: those of one launch, as `roundings_of` returns them.
-        gain: the factor by which the task enlarges relative errors of its inputs, at least 1.
-        contraction: the number of products that one element sums in float32.
-        chain: the length of the longest chain of instructions.
+        outputs: The output of each trial, all of one shape.
+        truths: The output in float64, of each trial.
+        roundings: The roundings of one launch, as `roundings_of` returns them.
+        gain: The factor by which the task enlarges relative errors of its inputs, at least 1.
+        contraction: The number of products that one element sums in float32.
+        chain: The length of the longest chain of instructions.
 
     Returns:
-        None where too few finite elements differ from 0.
+        None if fewer than 64 finite elements differ from 0, or if their squares overflow.
     """
     truth = np.stack([array.astype(np.float64) for array in truths])
     output = np.stack([array.astype(np.float64) for array in outputs])
@@ -201,10 +210,15 @@ def statistic(
 
 
 def _correlated(scores: np.ndarray, scale: float) -> float:
-    """Return the standard deviation of the slope from the scores of the elements, summed by the index of each axis.
+    """Return the standard deviation of the slope, estimated from scores summed by the index of each axis.
 
-    Sums over one index are independent of each other where intermediate values are shared along the other axes. They
-    are not centred, so that G sums give at least the slope over sqrt(G).
+    The score of an element is weight * truth * difference. Sums over one index are independent of each other
+    where intermediate values are shared along the other axes. They are not centred, so that G sums give at
+    least the slope over sqrt(G).
+
+    Args:
+        scores: The scores, float64 [trials, *shape of the output].
+        scale: The sum of weight * truth**2, by which scores are divided.
     """
     variances = [float(np.square(scores).sum())]
     for axis in range(1, scores.ndim):

@@ -13,7 +13,7 @@ SLOW_SECONDS = 2.0
 
 
 class TimedReference:
-    """Reference that counts its calls and their seconds; its output is shown on the first call only."""
+    """Reference that counts its calls and their wall-clock seconds; what it prints is shown on the first call only."""
 
     def __init__(self, reference: Callable[..., Any], calls: int = 0, seconds: float = 0.0) -> None:
         self.name = getattr(reference, "__name__", type(reference).__name__)
@@ -21,7 +21,7 @@ class TimedReference:
         self._reference = show_once(reference)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Call the reference."""
+        """Call the reference and return its results; a call that raises an error is counted as well."""
         began = time.perf_counter()
         try:
             return self._reference(*args, **keywords)
@@ -31,7 +31,7 @@ class TimedReference:
 
     @property
     def remark(self) -> str:
-        """Sentence on a slow reference; empty for a fast one."""
+        """Sentence on a reference that took 2 seconds or more in all calls together; empty for a faster one."""
         if self.seconds < SLOW_SECONDS:
             return ""
         return f"slow reference: {self.name} took {self.seconds:,.1f} s in {self.calls} calls"

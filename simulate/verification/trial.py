@@ -40,7 +40,11 @@ Run = Callable[[Call], Launch]
 
 
 class Outcome(Enum):
-    """Outcome of a trial; not taken: kernel or reference refuses the arguments; open: the trial decides nothing."""
+    """Outcome of a trial.
+
+    right and wrong: the outputs agree with the reference, or do not. not taken: kernel or reference refuses
+    the arguments. open: the trial decides nothing.
+    """
 
     right = "right"
     wrong = "wrong"
@@ -50,9 +54,12 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one trial; error and allowed error are those of the output that is closest to its bound.
+    """Result of one trial.
 
-    ragged: Whether the name is a size that replaces one requested extent.
+    name: what the arguments are, such as "zeros". arguments: their shapes. reason: why it is not right, empty
+    if it is. error, allowed, largest: the error, the allowed error and the largest truth of the output that
+    is closest to its bound; None if nothing was compared. ragged: whether the name is a size that replaces
+    one requested extent. launch, truth, outputs: what was compared.
     """
 
     name: str
@@ -69,14 +76,14 @@ class Trial:
 
     @property
     def closeness(self) -> float:
-        """Ratio of the error to the allowed error."""
+        """Ratio of the error to the allowed error; 0.0 if nothing was compared or no error is allowed."""
         return (self.error or 0.0) / self.allowed if self.allowed else 0.0
 
 
 def run_trial(
     name: str, run: Run, reference: Reference, call: Call, contractions: Sequence[int], is_requested: bool
 ) -> Trial:
-    """Run the kernel on a call and judge its outputs.
+    """Launch the kernel on a call, judge its outputs and return the trial.
 
     Args:
         name: Name of the values, for reports.
@@ -84,7 +91,8 @@ def run_trial(
         reference: Computes the outputs with NumPy.
         call: The arguments.
         contractions: For each output, the number of elements that one element combines.
-        is_requested: Whether the call has the sizes that the user requested.
+        is_requested: Whether the call has the sizes that the user requested; at other sizes a failure is "not
+            taken".
 
     Raises:
         NotJudged: At the requested sizes, the reference fails, or the kernel fails without breaking a rule.
@@ -103,7 +111,14 @@ def run_trial(
 
 
 def _refused(name: str, call: Call, error: Exception, is_requested: bool) -> Trial:
-    """Return the trial of a kernel that raised an error; raise NotJudged if the error breaks no rule."""
+    """Return the trial of a kernel that raised an error.
+
+    It is wrong if the error is a broken rule, at the requested sizes or about unwritten bytes, else not
+    taken.
+
+    Raises:
+        NotJudged: At the requested sizes, the error breaks no rule.
+    """
     by_rule = isinstance(error, NkwError) and not isinstance(error, (CallError, NoVerdict))
     code = getattr(error, "code", "")
     if by_rule and (is_requested or code in _READS_UNWRITTEN):
@@ -117,7 +132,16 @@ def _refused(name: str, call: Call, error: Exception, is_requested: bool) -> Tri
 def judge_launch(
     name: str, call: Call, launch: Launch, truth: Truth, find_dtypes: Callable[[], Sequence[Any]]
 ) -> Trial:
-    """Compare the outputs of a launch with the truth; `find_dtypes` returns the dtypes of the reference's results."""
+    """Compare the outputs of a launch with the truth and return the trial.
+
+    Args:
+        name: Name of the values, for reports.
+        call: The arguments.
+        launch: The launch on them.
+        truth: The results of the reference.
+        find_dtypes: Returns the dtypes of the reference's results; called only for an output with a narrow
+            dtype.
+    """
     try:
         outputs = convert_results(launch.outputs[0])
     except NotArrays as error:
@@ -169,7 +193,13 @@ def _find_form_fault(
 
 
 def explain_copy(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
-    """Return whether a wrong output is a copy of an argument, or constant, as a sentence; else an empty string."""
+    """Return a clause that says that a wrong output is a copy of an argument, or constant; empty if it is neither.
+
+    Args:
+        output: The output of the kernel.
+        exact: The truth.
+        call: The arguments.
+    """
     wide = output.astype(np.float64)
     for number, array in enumerate(call.arrays):
         same_size = array.size == output.size and array.size > 0
@@ -183,10 +213,12 @@ def explain_copy(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
 
 
 def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
-    """Return the trial of a call with NaN: right if NaN is wherever the reference has it.
+    """Run the kernel on a call with NaN and return the trial: right if NaN is exactly where the reference has it.
 
-    The trial is open if the reference has no NaN. It is open too if NaN reaches more elements than in the reference:
-    a product with 0 and an added mask spread NaN, and kernels use both where a reference selects.
+    It is wrong if NaN is missing. It is open if the reference refuses NaN or returns none. It is open too if
+    NaN reaches more elements than in the reference: a product with 0 and an added mask spread NaN, and
+    kernels use both where a reference selects. A kernel that fails is not taken, or wrong if it reads
+    unwritten bytes.
     """
     try:
         truths = answer(reference, call)
@@ -213,32 +245,32 @@ def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
 
 
 def _describe_elements(where: np.ndarray) -> str:
-    """Return the number of selected elements and the index of the first, as words."""
+    """Return a phrase such as "3 elements from (0, 5)": the number of true elements and the index of the first."""
     first = ", ".join(str(int(coordinate)) for coordinate in np.argwhere(where)[0])
     return f"{np.count_nonzero(where)} elements from ({first})"
 
 
 class NotJudged(InvalidArgument, NoVerdict):
-    """Failure of a kernel or a reference, or a reference with which no kernel can be compared."""
+    """Error for a kernel or a reference that fails, or a reference with which no kernel can be compared."""
 
 
 def refusal(sentence: str) -> InvalidArgument:
-    """Return the error for a wrong use of `verify`, such as a reference that does not exist."""
+    """Return the error NKW-VERIFY for a wrong use of `verify`, such as a reference that does not exist."""
     return InvalidArgument("NKW-VERIFY", sentence)
 
 
 def not_judged(sentence: str) -> NotJudged:
-    """Return the error for a kernel or a reference that gives no result."""
+    """Return the error NKW-VERIFY for a kernel or a reference that gives no result to judge."""
     return NotJudged("NKW-VERIFY", sentence)
 
 
 def reached_user_code(error: BaseException) -> bool:
-    """Return whether an exception passed a line outside of the simulator and of NumPy."""
+    """Return whether the traceback of an exception has a line outside of the simulator and of NumPy."""
     return any(not frame.filename.startswith(_NOT_THE_USERS) for frame in extract_tb(error.__traceback__))
 
 
 def short(error: Exception) -> str:
-    """Return an error in one line: its code and sentence, and the line of the kernel or the reference."""
+    """Return an error in one line: its code or type, its message, and the user's last line in its traceback."""
     if isinstance(error, NkwError):
         text = f"[{error.code}] {error.seen if isinstance(error, RuleViolation) else error.message}"
         return text + (f" at {error.where.file_line}" if error.where else "")

@@ -30,10 +30,11 @@ _RESOURCES = {"memory": "HBM", "compute": "Tensor engine"}
 class Speed:
     """Predicted time of the kernel at the requested sizes, from the first instruction to the last result.
 
-    time_ns: under the program reading. bracket_ns: the shortest and the longest of all readings. floor_ns: the least
-    time at peak rates for the work and for the bytes that have to be moved; floor_bound: which of them takes it, "HBM"
-    or "Tensor engine". busiest: the engine or DMA queue that is busy longest; busiest_share: its part of the time.
-    bounds: the two largest of the vendor's bounds that differ, none for several cores.
+    time_ns: under the program reading of the timing model. bracket_ns: the shortest and the longest of all
+    readings. floor_ns: the least time at peak rates for the work and for the bytes that have to be moved;
+    floor_bound: which of them takes it, "HBM" or "Tensor engine". busiest: the engine or DMA queue that is
+    busy longest; busiest_share: its part of the time, 0 to 1. bounds: the two largest of the vendor's bounds
+    that differ, none for several cores.
     """
 
     time_ns: float
@@ -67,10 +68,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of `verify`; `speed` is None if the kernel did not run to its end at the requested sizes.
+    """Result of `verify`.
 
-    tolerated: Codes of broken rules that the chosen rules (`--rules`) tolerate.
-    slow_reference: A sentence on a reference that took seconds, or empty; part of the text, not of the JSON.
+    advice: Number of warnings of lint, which do not make a kernel unclean. findings: The findings that make
+    it unclean. speed: None if the kernel did not run to its end at the requested sizes. tolerated: Codes of
+    broken rules that the chosen rules (`--rules`) tolerate. slow_reference: A sentence on a reference that
+    took seconds, or empty; part of the text, not of the JSON.
     """
 
     kernel: str
@@ -85,7 +88,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether no trial is wrong and the trial on random values is right."""
+        """Whether no trial is wrong and the first trial, on random values, is right."""
         return self.reason == ""
 
     @property
@@ -100,7 +103,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the detectors report no finding."""
+        """Whether `findings` is empty."""
         return not self.findings
 
     @property
@@ -112,7 +115,7 @@ class Verdict:
         return rendered(self.build_text())
 
     def build_text(self) -> list[Part]:
-        """Build the text for a terminal: the headline, trials, findings and speed."""
+        """Build the parts of the text for a terminal, some 20 lines: headline, trials, findings and speed."""
         return [Hanging(self._headline(), style="bold"), *self._trials(), *self._findings(), *self._speed()]
 
     def _headline(self) -> str:
@@ -138,7 +141,7 @@ class Verdict:
         ]
 
     def _untried(self) -> list[Part]:
-        """Return a sentence on the number of trials that kernel or reference refused; nothing if there are none."""
+        """Return a sentence on the number of trials with outcome "not taken"; empty if there are none."""
         tried = [
             trial for trial in self.trials if trial.name not in (RMS, SLOPE)
         ]  # those judge the random trials
@@ -146,7 +149,7 @@ class Verdict:
         return [Hanging(f"{count} of {len(tried)} trials could not be tried")] if count else []
 
     def _reasons(self, outcome: Outcome) -> list[str]:
-        """Return the first reasons of trials with an outcome, each after the names of its trials."""
+        """Return the first two different reasons of trials with an outcome, each after the names of its trials."""
         names: dict[str, list[str]] = {}
         for trial in self.trials:
             if trial.outcome is outcome:
@@ -224,7 +227,7 @@ class Verdict:
 
 
 def _largest(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
-    """Return the largest bounds with different times; of equal times the first bound."""
+    """Return the two largest bounds with different times, largest first; of equal times the first bound."""
     differing = {bound.time_ns: bound for bound in reversed(bounds)}
     return tuple(differing[time_ns] for time_ns in sorted(differing, reverse=True)[:_BOUNDS_SHOWN])
 
@@ -240,7 +243,7 @@ def _count(findings: Sequence[Finding]) -> str:
 
 
 def _finding(finding: Finding) -> list[Part]:
-    """Return the lines of a finding: its code, place and message, and its hint."""
+    """Return the lines of a finding: severity, code, place and message, and its hint after "try:"."""
     where = f" at {finding.where.file_line}" if finding.where else ""
     head, *lines = finding.message.split("\n")
     texts = [f"{finding.severity.value}[{finding.code}]{where}: {head}", *lines]
