@@ -1,4 +1,7 @@
-"""`python -m benchmarks.fidelity [--measurements FILE] [--sources CLONE]...`: predicted against published times."""
+"""The command `python -m benchmarks.fidelity [--measurements FILE] [--sources CLONE]...`.
+
+It predicts the time of each measurement in FILE and prints tables of the errors; `--json` writes one object per entry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,12 @@ _PUBLISHED = str(Path(__file__).resolve().parents[2] / "notebooks" / "published.
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fidelity") -> int:
-    """Print the table; returns 0, or 2 for a file without measurements, for no clone, or for no place to write."""
+    """Print the error tables, and write the JSON outcome where `--json` says.
+
+    Returns:
+        0; or 2, with the error on stderr, if FILE holds no measurements, a `--sources` folder is not a known clone,
+        the overlay is invalid, or the JSON cannot be written.
+    """
     parser = _parser(prog)
     options = parser.parse_args(argv)
     if options.measurements is None:
@@ -59,7 +67,10 @@ Found = tuple[str, list[dict[str, Any]]]
 
 
 def _descriptions(options: argparse.Namespace) -> Found:
-    """Table and rows of measurements whose kernels are described."""
+    """Return the table and the JSON rows for FILE, a list of measurements whose kernels are described in words.
+
+    Only the families named by `--family` are predicted.
+    """
     from benchmarks.fidelity.bench import as_json, outcomes
     from benchmarks.fidelity.entry import read_entries
     from benchmarks.fidelity.table import text
@@ -73,7 +84,10 @@ def _descriptions(options: argparse.Namespace) -> Found:
 
 
 def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
-    """Table and rows of measurements whose kernels stand in clones."""
+    """Return the table and the JSON rows for FILE, an object with times of public kernels, which are run from `clones`.
+
+    Only the kernels named by `--family` are predicted.
+    """
     from benchmarks.fidelity.sources.bench import source_outcomes, sources_as_json
     from benchmarks.fidelity.sources.source import read_sources
     from benchmarks.fidelity.sources.table import source_text
@@ -87,12 +101,18 @@ def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
 
 
 def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Reading, ...]]:
-    """Return the reading that counts (None: each kernel's own) and the tuple of all readings asked for."""
+    """Return the reading whose times are compared with the measurements, and all readings to compute.
+
+    Returns:
+        The first is None without `--reading`: each entry then uses the reading of its `Schedule`. The second is empty
+        with `--quick`.
+    """
     main = None if options.reading is None else Reading(options.reading)
     return main, () if options.quick else tuple(Reading)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
+    """Build the argument parser; `prog` is the command's name in the usage line."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Compare predicted times with published measurements, by family and chip.",

@@ -1,4 +1,7 @@
-"""All entries of a file, one after the other."""
+"""Predictions for a file of measurements whose kernels are described in words, and their rows for `--json`.
+
+`python -m benchmarks.fidelity` calls it without `--sources`.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,21 @@ def outcomes(
     main: Reading | None = None,
     probe: bool = True,
 ) -> list[Outcome]:
-    """Predict every entry that a builder can stand for.
+    """Return one outcome per entry, in order: its prediction, or the reason why it is not covered.
 
-    `main` is the reading whose errors count: for every entry, or None for that of each entry's kind of schedule. No
-    `probe`: the share of guesses is not worked out, which halves the work.
+    No error of an entry is raised; it becomes that entry's reason.
+
+    Args:
+        entries: Measurements to predict.
+        readings: Readings to predict besides the main one.
+        main: Reading whose error is reported, the same for all entries. None: the reading of each entry's `Schedule`.
+        probe: Whether to compute the share of the time that rests on guessed constants. False halves the work.
     """
     return [_outcome(entry, readings, main, probe) for entry in entries]
 
 
 def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, probe: bool) -> Outcome:
+    """Return the outcome of one entry; any exception becomes the reason why the entry is not covered."""
     try:
         case = build(entry)
         measured = measured_us(entry, chip_of(entry))
@@ -55,10 +64,11 @@ def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, pr
 
 
 def as_json(outcomes: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
-    """One object per entry, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
+    """Return one JSON object per entry, in order.
 
-    `host_overhead_ns` is the host's part of these times: 0 where they are the device's. Times and errors of entries
-    that are held out are absent unless `held_out` asks for them.
+    `time_us` is the prediction that `error` is computed from, `reading` names its reading, and `predicted_us` has the
+    times of all readings. `host_overhead_ns` is the host's share of these times, 0 for times of the device. `reason`
+    says why an entry is not covered. Without `held_out`, held-out entries have no times and no errors.
     """
     out: list[dict[str, Any]] = []
     for outcome in outcomes:

@@ -1,4 +1,7 @@
-"""Measurements whose kernels are described in words, for `nkw calibrate`: the kernels that builders stand for them."""
+"""Measurements for `nkw calibrate` whose kernels are described in words.
+
+A builder makes a kernel from the words, which is run in the place of the measured one.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,13 @@ from simulate.timing import Timeline
 
 
 def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
-    """Return the high- and medium-confidence measurements that a builder covers, and why the others are skipped.
+    """Return the measurements in a file that a builder covers, and the skipped entries.
 
-    Held-out entries are left out: nothing is fitted to them. Raises InvalidArgument for what is no list.
+    Entries of low confidence are skipped, and held-out ones, because nothing may be fitted to them. Each skipped
+    entry has a reason.
+
+    Raises:
+        InvalidArgument: if the file cannot be read or does not hold a JSON list of measurements.
     """
     entries, skipped = [], []
     for entry in read_entries(path):
@@ -41,7 +48,7 @@ def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
 
 
 def _predictor(entry: Entry) -> Predictor:
-    """Return the predictor of an entry's time in ns, from the launches of the kernels that stand for it."""
+    """Return the predictor of an entry's time in ns, from dry launches of the kernels that its builder chooses."""
     case = build(entry)
 
     def read(chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:

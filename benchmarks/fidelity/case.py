@@ -1,4 +1,7 @@
-"""A measurement rebuilt: the kernels to run, and what of their timeline the measurement speaks of."""
+"""Cases: a measurement rebuilt as kernels to run and as the quantity to read from their timeline.
+
+Builders return a `Case`; `predict` runs it. The functions here read an entry's dtype, chip, quantity and time.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from simulate.timing import Reading
 
 
 class NotCovered(Exception):
-    """No builder can stand for an entry; the message says why."""
+    """An entry that no builder can rebuild as a case; the message says why."""
 
 
 class Schedule(enum.Enum):
-    """Who decided the order of a kernel's instructions; the accuracy that can be expected follows from it.
+    """What decided the order of a measured kernel's instructions; the accuracy that can be expected depends on it.
 
-    primitive: one instruction or DMA. explicit: the kernel's author. compiler: the kernel leaves it to the compiler.
-    collective: the collective engine.
+    primitive: one instruction or DMA, so there is no order. explicit: the kernel's author. compiler: the kernel
+    leaves the order to the compiler. collective: the collective engine.
     """
 
     primitive = "primitive"
@@ -36,18 +39,19 @@ class Schedule(enum.Enum):
 
     @property
     def reading(self) -> Reading:
-        """The reading whose time counts: the order as written, or what a compiler makes of it."""
+        """The reading to compare with a measurement: scheduled if a compiler decided the order, else program order."""
         return Reading.scheduled if self is Schedule.compiler else Reading.program
 
 
 class Quantity(enum.Enum):
-    """What of a launch was timed.
+    """The quantity of a launch that was measured, and so the one to read from its timeline.
 
-    interval, latency: of the last occurrence of one instruction, start to start and start to result. table_load,
-    trigger, first_byte, data, completion: the phases of a DMA or an activation. data_phase: first data of the kernel to
-    last. length: first start to last result. benchmark, profiler: with the parts of starting and ending a kernel that
-    such a figure holds. host: a synchronous call from the host. formula: a term of the cost model
-    that no event shows alone.
+    Of the last occurrence of one instruction: interval is the time from the start before to its start, latency from
+    its start to its result. Phases of a DMA or an activation: table_load, trigger, first_byte (trigger to first
+    data), data, completion (last data to completion). Of a whole kernel: data_phase is the time from first to last
+    data, length from the first start to the last result; benchmark and profiler add the overhead of starting and
+    ending a kernel that such figures contain; host is a synchronous call from the host. formula: a term of the cost
+    model that no event shows alone.
     """
 
     interval = "interval"
@@ -67,7 +71,7 @@ class Quantity(enum.Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """One launch: a kernel and, per rank, its arguments."""
+    """One launch: a kernel, its positional arguments for each rank, and the number of cores per rank."""
 
     kernel: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], ...]
@@ -76,10 +80,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """What stands for an entry. Times of several runs add; `divisor` is how many times the timed thing occurs.
+    """The kernels to run for an entry, and the quantity to read from them.
 
-    `operation` names the operator that an instruction's quantity is read from. `formula` gives the nanoseconds of a
-    term on a chip, without a run.
+    chip: hardware to predict for. runs: launches whose times are added up. quantity: what to read from each timeline.
+    schedule: what decided the order of the measured kernel. operation: name of the operator whose last occurrence is
+    read, if the quantity is one of an instruction. divisor: the sum is divided by it, as by the number of
+    repetitions. formula: for `Quantity.formula`, a function from a chip to the time in ns, and `runs` is empty.
     """
 
     chip: Hardware
@@ -103,7 +109,10 @@ _DTYPES = (
 
 
 def dtype_of(entry: Entry) -> np.dtype:
-    """Return the dtype of an entry's operands. Raises NotCovered for an unknown one."""
+    """Return the dtype that an entry's `dtype` text names, by the first matching pattern of `_DTYPES`.
+
+    Raises NotCovered if no pattern matches.
+    """
     for pattern, dtype in _DTYPES:
         if re.search(pattern, entry.dtype.strip().lower()):
             return dtype
@@ -111,7 +120,7 @@ def dtype_of(entry: Entry) -> np.dtype:
 
 
 def compiled_mode(chip: Hardware) -> str:
-    """Who writes descriptors where a compiler decides: the hardware where it can, else a ring prepared at load time."""
+    """Return the `dge_mode` to assume where a compiler chose it: "hwdge" if the chip has hardware DGE, else "none"."""
     return "hwdge" if chip.hardware_dge else "none"
 
 
@@ -119,7 +128,11 @@ _GENERATIONS = {"trn1": "gen2", "trn1n": "gen2", "trn2": "gen3", "trn2u": "gen3"
 
 
 def chip_of(entry: Entry) -> Hardware:
-    """Return the chip of an entry's generation, with the collectives of its instance where that is named."""
+    """Return the hardware that an entry was measured on.
+
+    It has the collective constants of the entry's instance if a known instance is named. If several cores ran, it has
+    one core's share of the HBM bandwidth. Raises NotCovered if `target` names no single generation.
+    """
     target = entry.target.strip().lower()
     if entry.instance.startswith("inf2") or target.startswith("inf2"):
         return hardware("inf2")
@@ -135,7 +148,7 @@ def chip_of(entry: Entry) -> Hardware:
 
 @lru_cache
 def _shared(chip: Hardware) -> Hardware:
-    """Return the chip with all of its cores working, so that the one simulated has only its share of the HBM stack."""
+    """Return the chip with the HBM bandwidth that one core gets while all cores of the stack are working."""
     return chip.with_numbers(hbm_gb_per_s_per_stack=chip.provenance["hbm_gb_per_s_per_core"])
 
 
@@ -160,7 +173,10 @@ _MEASURED = (
 
 
 def quantity_of(entry: Entry) -> Quantity:
-    """Return the quantity that an entry's measurement holds, judged by how it was taken."""
+    """Return the quantity that an entry's time is of, from its `measured` text, which says how the time was taken.
+
+    Raises NotCovered if the text is not about a time of a kernel on the device.
+    """
     text = entry.measured.lower()
     if "subtract about" in entry.notes:
         return Quantity.length  # what launching takes is subtracted from the measurement
@@ -171,12 +187,16 @@ def quantity_of(entry: Entry) -> Quantity:
 
 
 def array(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Allocate an argument of a dry run: its shape and dtype count, its pages are never touched."""
+    """Allocate an uninitialised argument of a dry run, which reads only its shape and dtype."""
     return np.empty(shape, dtype)
 
 
 def measured_us(entry: Entry, chip: Hardware) -> float:
-    """Return the measured time in us: as stated, or worked out from the rate that an entry gives in its place."""
+    """Return the measured time in us.
+
+    It is `latency_us`, less the launch time that `notes` says to subtract. Without a latency, it is computed from the
+    estimate, relative throughput or bus bandwidth in `metrics`. Raises NotCovered if the entry has none of them.
+    """
     if entry.latency_us is not None:
         launching = re.search(r"subtract about (\d+) us", entry.notes)
         return entry.latency_us - (float(launching.group(1)) if launching else 0.0)

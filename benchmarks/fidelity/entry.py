@@ -1,8 +1,8 @@
-"""One published measurement, as a file of them states it, and what its text fields say.
+"""Entries: published measurements as a file states them, and the sizes that their text fields contain.
 
 A file is a JSON list of objects with `id`, `family`, `kernel`, `shapes`, `dtype`, `target`, `instance`, `cores`,
 `latency_us` (or null), `measured`, `source`, `confidence` and, where known, `metrics` and `notes`. A field may be
-absent; one that makes no sense leaves its entry without a prediction (`flaw` says why), never the others.
+absent. An invalid field costs only its own entry the prediction; `Entry.flaw` says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ SHORTEST_US, LONGEST_US = 1e-4, 1e12
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured: one kernel on one chip."""
+    """One published measurement of a kernel on a chip, with the fields of the file.
+
+    kernel: description in words. shapes: sizes in words. measured: how the time was taken. confidence: one of
+    `CONFIDENCES`. flaw: why the entry cannot be used, "" if nothing is wrong with it.
+    """
 
     id: str
     family: str
@@ -59,40 +63,51 @@ class Entry:
 
     @property
     def held_out(self) -> bool:
-        """The entry is left out of every look and fit: about a fifth of every family is.
+        """Whether the entry is excluded from fitting and from most tables, as about a fifth of each family is.
 
-        The id alone decides, by the first 32 bits of its SHA-256, so that a list may grow without moving entries.
+        Only the id decides, by the first 32 bits of its SHA-256, so an entry keeps its status when the list grows.
         """
         return int(hashlib.sha256(self.id.encode("utf-8", "surrogatepass")).hexdigest()[:8], 16) * 5 < 2**32
 
     def says(self, *words: str) -> bool:
-        """All words occur in the description of the kernel, whatever their case."""
+        """Return whether the description of the kernel contains all of these strings, ignoring case."""
         text = self.kernel.lower()
         return all(word.lower() in text for word in words)
 
     def sizes(self) -> dict[str, int]:
-        """Sizes that `shapes` names: `M=4096 K=8192`, `{K: 1024, M: 4096}`, `seqlen 512`, `adamw_M10944_N2048`."""
+        """Return the sizes that `shapes` names, by name.
+
+        It reads `M=4096 K=8192`, `{K: 1024, M: 4096}`, `seqlen 512` and `adamw_M10944_N2048`. The dict is empty if
+        `shapes` names no size.
+        """
         matches = re.findall(r"([A-Za-z]+)\s*[=: ]\s*(\d+)(?![\d.])", self.shapes)
         matches += re.findall(r"_([A-Z]+)(\d+)(?=_|$)", self.shapes)
         return {name: int(size) for name, size in matches}
 
     def product(self) -> tuple[int, ...]:
-        """Return the first sizes of `shapes` that are joined by `x`: `2048 x 2048 x 2048`, `128x512`."""
+        """Return the first sizes in `shapes` joined by `x`, as in `2048 x 2048` or `128x512`; () if there are none."""
         match = re.search(r"\d+(?:\s*x\s*\d+)+", self.shapes)
         return tuple(map(int, re.findall(r"\d+", match.group()))) if match else ()
 
     def brackets(self) -> list[tuple[int, ...]]:
-        """Return the shapes given in brackets: `X[1,256,224,224], W[256,256,3,3]`."""
+        """Return each list of integers in square brackets in `shapes`: `X[1,256,224,224], W[256,256,3,3]`."""
         return [tuple(map(int, group.split(","))) for group in re.findall(r"\[(\d+(?:,\d+)*)\]", self.shapes)]
 
     def integer(self, pattern: str) -> int | None:
-        """Return the integer that the group of `pattern` matches in `shapes`, else in the description of the kernel."""
+        """Return the integer in the first group of a regular expression, searched in `shapes` and then in `kernel`.
+
+        Returns None if neither matches.
+        """
         match = re.search(pattern, self.shapes) or re.search(pattern, self.kernel)
         return int(match.group(1)) if match else None
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a JSON file and return its content. Raises InvalidArgument for one that cannot be read or is no JSON."""
+    """Return the content of a JSON file.
+
+    Raises:
+        InvalidArgument: if the file cannot be read or is not valid JSON.
+    """
     try:
         return json.loads(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,7 +117,11 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """Read the entries of a file. Raises InvalidArgument for what is no list of measurements."""
+    """Return the entries of a file in its order. An invalid entry is returned too, with its `flaw` set.
+
+    Raises:
+        InvalidArgument: if the file cannot be read, or its content is not a JSON list.
+    """
     content = read_json(path)
     if isinstance(content, dict) and "entries" in content:
         raise InvalidArgument(
@@ -114,6 +133,7 @@ def read_entries(path: str | Path) -> list[Entry]:
 
 
 def _entry(number: int, item: Any) -> Entry:
+    """Convert element `number` of the list to an entry; what is wrong with its fields becomes its `flaw`."""
     if not isinstance(item, dict):
         item, flaws = {}, [f"it is a {type(item).__name__}, not an object"]
     else:
@@ -147,12 +167,12 @@ def _entry(number: int, item: Any) -> Entry:
 
 
 def _text(value: Any) -> str:
-    """Convert a field to text; sizes may come as an object or a list."""
+    """Convert a field to text: "" for None, and JSON without quotes for a list or an object of sizes."""
     if isinstance(value, (dict, list)):
         return json.dumps(value).replace('"', "")
     return "" if value is None else str(value)
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a positive, finite number and no bool."""
+    """Return whether a value is a positive, finite int or float; a bool is not."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")

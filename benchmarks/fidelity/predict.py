@@ -1,4 +1,4 @@
-"""The predicted time of a case: dry runs, placed in time, and read as the measurement was."""
+"""Predicted times of a case: its kernels run dry, are scheduled on the chip, and the measured quantity is read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _RATES = ("_ghz", "_bytes_per_ns", "_gb_per_s", "_fraction", "_elements_per_cycl
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted times by reading, what physics allows at least, and the share that rests on guessed constants.
+    """Predicted times of one case.
 
-    The share is the elasticity of the time: its relative growth over that of all guessed times and inverse rates
-    together. `host_overhead_ns` is the host's part of every time: 0 where the device alone was timed.
+    times_us: time by reading. floor_us: lower bound from the peak rates, 0 unless a whole kernel was timed.
+    guessed_share: elasticity of the main time with respect to all guessed constants; its relative growth, divided by
+    the common relative growth of all guessed times and inverse rates. events: events of all streams.
+    host_overhead_ns: the host's share of each time, 0 if only the device was timed.
     """
 
     times_us: Mapping[Reading, float]
@@ -41,7 +43,14 @@ def predict(
     main: Reading = Reading.program,
     probe: bool = True,
 ) -> Prediction:
-    """Predict a case's time under each reading asked for; `probe` works out the share of guesses under `main`."""
+    """Predict a case's time under the main reading and each of `readings`.
+
+    A reading other than `main` that does not show the quantity is left out of the times. `probe` computes the guessed
+    share under `main`, else it is 0; for a formula it is always computed.
+
+    Raises:
+        NotCovered: if the main reading's timeline does not show the measured quantity.
+    """
     if case.quantity is Quantity.formula:
         formula_us = time_us(case, case.chip, (), ())
         share = _guessed_share(case, (), (), main, formula_us)
@@ -70,7 +79,7 @@ def predict(
 
 
 def launched(case: Case) -> list[Launch]:
-    """Launch the kernels of a case dry and return the launches."""
+    """Launch each kernel of a case dry: instructions are recorded, no values computed. Returns the launches."""
     return [
         launch(
             getattr(run.kernel, "func", run.kernel),
@@ -84,7 +93,10 @@ def launched(case: Case) -> list[Launch]:
 
 
 def time_us(case: Case, chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
-    """Return the measured quantity of a case in us, read from its launches and their timelines."""
+    """Return the measured quantity of a case in us, summed over its launches and divided by `case.divisor`.
+
+    `launches` and `timelines` belong together by position. A formula is evaluated on `chip`; both are then unused.
+    """
     if case.quantity is Quantity.formula:
         return case.formula(chip) / 1000.0
     return _sum(_read(case, chip, *pair) for pair in zip(launches, timelines)) / case.divisor
@@ -93,6 +105,10 @@ def time_us(case: Case, chip: Hardware, launches: Sequence[Launch], timelines: S
 def _guessed_share(
     case: Case, launches: Sequence[Launch], waits: Sequence[Dependences], reading: Reading, before_us: float
 ) -> float:
+    """Return the elasticity of a time under a reading with respect to the guessed constants of the chip.
+
+    `before_us` is the time with the constants unchanged. Returns 0 if the chip has no guessed times or rates.
+    """
     slower = _slower(case.chip)
     if slower is case.chip:
         return 0.0
@@ -102,11 +118,15 @@ def _guessed_share(
 
 
 def _sum(nanoseconds: object) -> float:
+    """Add up times in ns and return the sum in us."""
     return sum(nanoseconds) / 1000.0  # type: ignore[call-overload, no-any-return]
 
 
 def _slower(chip: Hardware) -> Hardware:
-    """Return the chip with every guessed time longer and every guessed rate lower by the probe."""
+    """Return the chip with each guessed time multiplied, and each guessed rate divided, by `_PROBE`.
+
+    Returns the same object if no constant is guessed.
+    """
     changed = {}
     for name, number in chip.provenance.items():
         if number.confidence is not Confidence.guessed:
@@ -125,6 +145,7 @@ def _slower(chip: Hardware) -> Hardware:
 
 
 def _read(case: Case, chip: Hardware, done: Launch, timeline: Timeline) -> float:
+    """Return the measured quantity of one launch in ns, read from its timeline, with the overheads that it contains."""
     quantity = case.quantity
     if quantity is Quantity.length:
         return timeline.length_ns
@@ -152,7 +173,11 @@ _KINDS = {
 
 
 def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
-    """Return a quantity, in ns, of the last occurrence of an instruction, whose pipeline is full by then."""
+    """Return the interval, latency or DMA phase in ns of the last occurrence of `case.operation` on core 0.
+
+    By the last occurrence the pipeline is full. Raises NotCovered if the timeline has no such event, or only one for
+    an interval.
+    """
     quantity, stream = case.quantity, done.streams[0]
     wanted = np.array([stream.op_names[op] == case.operation for op in stream.ops])
     slice_kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))
@@ -177,7 +202,11 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
 
 
 def floor_ns(chip: Hardware, stream: object) -> float:
-    """Bytes over the core's share of HBM, or FLOP over the peak of the array at fp8, whichever is longer."""
+    """Return a lower bound of a stream's time in ns.
+
+    It is the longer of two times: all DMA bytes at one core's share of the HBM bandwidth, and all FLOP at the fp8
+    peak of the Tensor engine.
+    """
     costs: list[Cost] = [stream.costs[number] for number in stream.cost_ids]  # type: ignore[attr-defined]
     moved = sum(cost.dma.bytes for cost in costs if cost.dma is not None)
     flops = sum(cost.flops for cost in costs)

@@ -1,6 +1,7 @@
-"""Errors as tables: by family and generation, by kind of schedule, by ladder; worst and not covered entries.
+"""Error tables: by family and generation, by `Schedule`, by ladder, the worst entries and those that are not covered.
 
-Entries that are held out count in the table by kind of schedule and in no other one, unless they are asked for.
+A ladder is a group of entries that differ in one thing only: the kernel for one shape, or the shape for one kernel.
+Held-out entries count only in the table by schedule, unless `held_out` is set.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _SAME = 1.0e-9
 class Outcome:
     """The outcome of one entry: its times, or the reason why it is not covered.
 
-    `guessed_share` is None where it was not worked out.
+    reading: the reading whose time is compared with the measurement. predicted_us: times by reading, None if the
+    entry is not covered. floor_us: lower bound from the peak rates. guessed_share: elasticity with respect to guessed
+    constants, None if it was not computed.
     """
 
     entry: Entry
@@ -42,33 +45,36 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """A kernel stands for the entry."""
+        """Whether the entry has predicted times."""
         return self.predicted_us is not None
 
     def time_us(self, reading: Reading | None = None) -> float:
-        """Return the predicted time in us under a reading, by default the one that counts."""
+        """Return the predicted time in us under a reading, by default `self.reading`; the entry must be covered."""
         assert self.predicted_us is not None
         return self.predicted_us[reading or self.reading]
 
     def error(self, reading: Reading | None = None) -> float:
-        """Predicted over measured, less one."""
+        """Return the relative error: predicted time over measured time, minus 1; the reading is as in `time_us`."""
         return self.time_us(reading) / self.measured_us - 1.0
 
     @property
     def counts(self) -> bool:
-        """Of high or medium confidence: low ones are shown but enter no summary."""
+        """Whether the entry enters the summaries: entries of low confidence are only shown."""
         return self.entry.confidence != "low"
 
     @property
     def bracket_us(self) -> tuple[float, float] | None:
-        """The bounds of the dataflow and the serial reading; None where they were not asked for or have no time."""
+        """Predicted times under the dataflow and the serial reading, a lower and an upper bound.
+
+        None if one is missing.
+        """
         times = self.predicted_us or {}
         bounds = times.get(Reading.dataflow), times.get(Reading.serial)
         return None if bounds[0] is None or bounds[1] is None else (bounds[0], bounds[1])
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's tau-b of (measured, predicted) pairs; nan where one side is constant."""
+    """Return Kendall's tau-b of (measured, predicted) pairs; nan if all measured or all predicted times are equal."""
     concordant = ties_x = ties_y = total = 0
     for i, (x, y) in enumerate(pairs):
         for other_x, other_y in pairs[:i]:
@@ -82,7 +88,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value at `share` (0 to 1) of the sorted values, interpolated linearly."""
+    """Return the quantile of values at `share` (0 to 1), interpolated linearly. `values` must not be empty."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     low = int(position)
@@ -91,7 +97,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Group covered entries that differ in one thing: the kernel for one shape, or the shape for one kernel."""
+    """Return the groups of at least `LADDER_MIN` distinct measured times whose entries differ in one thing, by title.
+
+    A group has one shape and several kernels, or one kernel and several shapes. Only covered entries of high or medium
+    confidence are grouped; an entry may be in two groups.
+    """
     groups: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if not outcome.covered or not outcome.counts:
@@ -110,7 +120,7 @@ def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def text(outcomes: Sequence[Outcome], held_out: bool = False) -> str:
-    """Format the whole table; `held_out` shows the entries that are held out as it shows the fitted ones."""
+    """Return all tables as Markdown; `held_out` shows held-out entries in every table."""
     shown = [outcome for outcome in outcomes if held_out or not outcome.entry.held_out]
     sections = [_families(outcomes, shown), _schedules(outcomes), _sides(outcomes), _readings(shown)]
     sections += [_ladders(shown), _worst(shown), _below_floor(outcomes, shown), _missing(outcomes)]
@@ -118,6 +128,10 @@ def text(outcomes: Sequence[Outcome], held_out: bool = False) -> str:
 
 
 def _families(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
+    """Return the table of errors by family and chip.
+
+    `outcomes` only serves to count the held-out entries that are missing from `shown`.
+    """
     groups: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in shown:
         groups[outcome.entry.family, outcome.entry.target].append(outcome)
@@ -141,7 +155,7 @@ def _families(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
 
 
 def _schedules(outcomes: Sequence[Outcome]) -> str:
-    """Each kind of schedule as a whole, its fitted part and the part that is held out."""
+    """Return the table by `Schedule`, with one row each for all entries, the fitted ones and the held-out ones."""
     lines = [
         "| schedule by | part | covered | median | 90 % | bias | on guesses | inside bracket | no width |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -164,7 +178,10 @@ def _schedules(outcomes: Sequence[Outcome]) -> str:
 
 
 def _bracketed(members: Sequence[Outcome]) -> str:
-    """How many measured times lie in their bracket, and how many brackets have no width; empty without brackets."""
+    """Return two table cells: how many measured times are inside their bracket, and how many brackets are one number.
+
+    Both cells are empty if no entry has a bracket.
+    """
     brackets = [
         (outcome.bracket_us, outcome.measured_us) for outcome in members if outcome.covered and outcome.counts
     ]
@@ -177,7 +194,7 @@ def _bracketed(members: Sequence[Outcome]) -> str:
 
 
 def _sides(outcomes: Sequence[Outcome]) -> str:
-    """Whether times are the device's or hold the host side."""
+    """Return a sentence with the numbers of covered entries timed on the device and timed from the host."""
     covered = [outcome for outcome in outcomes if outcome.covered]
     host = Counter(outcome.entry.family for outcome in covered if outcome.host_overhead_ns)
     named = ", ".join(f"{family} {count}" for family, count in sorted(host.items()))
@@ -188,7 +205,7 @@ def _sides(outcomes: Sequence[Outcome]) -> str:
 
 
 def _readings(outcomes: Sequence[Outcome]) -> str:
-    """Median and 90th percentile of each reading side by side."""
+    """Return a table by family of the errors in program order and under the scheduled reading, next to each other."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.covered and outcome.counts:
@@ -216,6 +233,7 @@ def _readings(outcomes: Sequence[Outcome]) -> str:
 
 
 def _figures(members: Sequence[Outcome]) -> str:
+    """Return a row's cells: entries, covered, median and 90th percentile of |error|, median error, guessed share."""
     covered = [outcome for outcome in members if outcome.covered]
     counted = [outcome for outcome in covered if outcome.counts]
     head = f" {len(members)} | {len(covered)} |"
@@ -232,6 +250,7 @@ def _figures(members: Sequence[Outcome]) -> str:
 
 
 def _ladders(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of Kendall's tau by ladder, and the ladders below `LADDER_TAU`; "" without ladders."""
     ladder_members = sorted(ladders(outcomes).items())
     taus = {
         name: kendall([(member.measured_us, member.time_us()) for member in members])
@@ -253,6 +272,7 @@ def _ladders(outcomes: Sequence[Outcome]) -> str:
 
 
 def _worst(outcomes: Sequence[Outcome], count: int = 5) -> str:
+    """Return the table of the `count` entries with the largest |error| in each family."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.covered and outcome.counts:
@@ -272,6 +292,8 @@ def _worst(outcomes: Sequence[Outcome], count: int = 5) -> str:
 
 
 def _below_floor(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
+    """Return a sentence that names the entries of `shown` predicted below their floor, and counts the held-out ones."""
+
     def below(outcomes: Sequence[Outcome]) -> list[str]:
         return [
             outcome.entry.id
@@ -286,6 +308,7 @@ def _below_floor(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
 
 
 def _missing(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of reasons why entries are not covered, with counts; "" if all are covered."""
     reasons = Counter((outcome.entry.family, outcome.reason) for outcome in outcomes if not outcome.covered)
     if not reasons:
         return ""
@@ -295,4 +318,5 @@ def _missing(outcomes: Sequence[Outcome]) -> str:
 
 
 def percent(share: float) -> str:
+    """Format a share as a percentage, with one decimal below 10 %."""
     return f"{share * 100:.0f} %" if abs(share) >= 0.095 else f"{share * 100:.1f} %"

@@ -1,7 +1,7 @@
-"""Builders by family: each turns the fields of an entry into a case, or says why it cannot.
+"""Builders by family: each turns the fields of an entry into a case, or raises NotCovered with the reason.
 
-A builder looks at the family, the description, the shapes, the dtype, the metrics and how the time was taken; never at
-the id, the source or the measured time.
+A builder looks at the family, the description, the shapes, the dtype, the metrics and how the time was taken. It never
+looks at the id, the source or the measured time, which would let the answer into the prediction.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ BUILDERS: dict[str, Builder] = {
 
 
 def build(entry: Entry) -> Case:
-    """Build the case that stands for an entry. Raises NotCovered with the reason."""
+    """Return the case of an entry: the kernels to run in the place of the measured one, and the quantity to read.
+
+    Raises NotCovered if the entry has a flaw, its family has no builder, or the builder cannot rebuild it.
+    """
     if entry.flaw:
         raise NotCovered(entry.flaw)
     builder = BUILDERS.get(entry.family)

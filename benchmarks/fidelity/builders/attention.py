@@ -1,4 +1,4 @@
-"""Attention of whole prompts."""
+"""Builder of attention over a whole prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from benchmarks.fidelity.kernels import attention
 
 
 def build(entry: Entry) -> Case:
-    """Single heads in three passes or fused, and grouped queries."""
+    """Return the case of a single head in three passes, a single head fused, or of grouped-query attention.
+
+    Raises NotCovered if the description does not say how the work is divided, or the sizes do not fit the kernels.
+    """
     described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)

@@ -1,4 +1,4 @@
-"""Collectives among the cores of one instance, or of several."""
+"""Builder of collectives among the cores of one instance, or of several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ _NODE = "trn1.32xlarge"  # which the sweeps over several nodes are consistent wi
 
 
 def build(entry: Entry) -> Case:
-    """Build the case of an all-reduce or an all-gather, timed alone."""
+    """Return the case of an all-reduce or an all-gather timed alone; its ranks are the entry's cores.
+
+    Raises NotCovered for other collectives, a size that is not given in bytes, and more ranks than any instance has
+    cores.
+    """
     chip = chip_of(entry)
     if "host" in entry.measured:
         raise NotCovered("the time of a whole graph on the host, of which the collective is a small part")
@@ -50,6 +54,7 @@ def build(entry: Entry) -> Case:
 
 
 def _nodes(entry: Entry) -> int:
+    """Return the number of nodes that the description names, 1 if it names none."""
     if entry.says("two nodes"):
         return 2
     match = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)

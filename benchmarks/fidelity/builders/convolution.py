@@ -1,4 +1,4 @@
-"""Convolutions as sums of matmuls over filter taps, and depthwise ones on the Vector engine."""
+"""Builder of convolutions: sums of matmuls over filter taps, and depthwise ones on the Vector engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from benchmarks.fidelity.kernels import convolution
 
 
 def build(entry: Entry) -> Case:
-    """3 x 3 over one image, with or without pooling, or depthwise along one axis."""
+    """Return the case of a 3 x 3 convolution of one image, perhaps with pooling, or of a depthwise one.
+
+    A depthwise convolution runs along the width. Raises NotCovered for other shapes.
+    """
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()

@@ -1,4 +1,4 @@
-"""Layers of a model for one token: attention with a cache, vocabulary heads, mixtures of experts."""
+"""Builders of a model's layers for one token: attention with a cache, vocabulary heads, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def layer(entry: Entry) -> Case:
-    """Build the case of one token's attention block, or of the vocabulary head, its columns divided over the cores."""
+    """Return the case of one core's part of an attention block, or of a vocabulary head, for one token.
+
+    The columns of a vocabulary head are divided over the cores. Raises NotCovered for whole layers and for missing
+    sizes.
+    """
     chip = chip_of(entry)
     if entry.says("vocabulary head"):
         match = re.search(r"\[(\d+) x (\d+)\]", entry.kernel)
@@ -67,8 +71,8 @@ def layer(entry: Entry) -> Case:
 class _Work:
     """One core's part of an attention block.
 
-    heads: query heads. columns: of the output projection. repeats: further projections of keys and values. alone: the
-    other core has nothing to do.
+    heads: query heads of the core. columns: columns of the output projection. repeats: how many more times keys and
+    values are projected. alone: the other core has no work.
     """
 
     heads: int
@@ -78,11 +82,12 @@ class _Work:
 
 
 def _divided(entry: Entry, hidden: int, heads: int, depth: int, positions: int) -> _Work:
-    """How the work is divided, from the bytes that were read.
+    """Return one core's work in an attention block, inferred from the bytes that the entry says were read from HBM.
 
-    Every core needs the key and value projections and the cache. Read once in all: one core does everything. Else what
-    is left of a core's bytes beside those and its half of the output projection are its query heads. If those are not
-    all heads, the cores exchange them, which is left out here, and a core projects its own heads' outputs in full.
+    Every core reads the key and value projections and the cache. If all bytes were read once, one core does
+    everything. Otherwise the rest of a core's bytes, after these and its half of the output projection, are the
+    weights of its query heads. If these are not all heads, the cores exchange outputs, which is left out, and each
+    projects its heads in full.
     """
     one, cache = 2 * depth * hidden, 4 * depth * positions
     once = (2 * heads + 2) * one + cache
@@ -101,7 +106,11 @@ def _divided(entry: Entry, hidden: int, heads: int, depth: int, positions: int) 
 
 
 def _softmax(entry: Entry, work: _Work) -> str:
-    """How the scores are handled: the versions for one core alone go head by head, later ones in two passes."""
+    """Return the form of the softmax, a value of `decode.Form.softmax`, from the version that the entry describes.
+
+    An entry on one core goes head by head. If one of two cores does all the work, rows of scores are kept whole. Else
+    there are two passes over tiles, and the second computes the scores again if the description says so.
+    """
     if entry.cores == 1:
         return "heads"
     if work.alone:
@@ -110,10 +119,11 @@ def _softmax(entry: Entry, work: _Work) -> str:
 
 
 def _descriptors(entry: Entry, work: _Work) -> str:
-    """Who writes the descriptors: software in the versions whose loop bounds are not constants, as their logs count.
+    """Return the dge_mode of the attention block's DMAs, inferred from the version that the entry describes.
 
-    The versions on one core of two have constant bounds, hence prepared rings until hardware descriptors come as a step
-    of their own; the step after it keeps them.
+    Software writes descriptors in the versions whose loop bounds are not constants, as their logs count. Versions on
+    one of two cores have constant bounds, hence prepared rings ("none"). Hardware descriptors come as a step and stay
+    afterwards.
     """
     if entry.says("hardware DGE") or entry.says("cos/sin broadcast"):
         return "hwdge"
@@ -121,7 +131,10 @@ def _descriptors(entry: Entry, work: _Work) -> str:
 
 
 def experts(entry: Entry) -> Case:
-    """Build the case of one token's chosen experts, fetched by index in DMAs as wide as the description says."""
+    """Return the case of a mixture of experts, whose chosen experts are fetched by index.
+
+    One token is computed, or several if the entry describes experts as blocks. Raises NotCovered if sizes are missing.
+    """
     chip = chip_of(entry)
     sizes = entry.sizes()
     if entry.says("expert block") or entry.says("loaded once per call"):
@@ -135,10 +148,11 @@ def experts(entry: Entry) -> Case:
 
 
 def _by_tiles(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], tuple[tuple[object, ...]]]:
-    """Experts in DMAs as wide as the description and the number of DMAs say.
+    """Return the kernel of experts fetched in tiles, and its arguments.
 
-    Of these, one loads every 128 elements of the token, one every weight and one the indices; the result is stored in
-    blocks as wide as those of the down projection.
+    The description and its number of DMAs give the width of the tiles. One DMA loads each 128 elements of the token,
+    one each weight, one the indices, and one stores each block of the result; the remaining ones load the gate, up
+    and down weights.
     """
     hidden, inner, chosen = sizes["H"], sizes["I"], sizes["K"]
     weights = dtype_of(entry)
@@ -166,10 +180,11 @@ def _by_tiles(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object
 
 
 def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], tuple[tuple[object, ...]]]:
-    """Return the kernel of a fused expert block and its arguments on a core; later steps keep what earlier ones gained.
+    """Return the kernel of a fused expert block and its arguments on one core.
 
-    Token and gains, and the router since it comes in one load, are asked for in the mode 3, `nki.isa.dge_mode.none`:
-    rings that are prepared, which the source's log says need an offset known beforehand.
+    Later versions keep the improvements of earlier ones. The source asks for dge_mode 3, `nki.isa.dge_mode.none`, for
+    the token and the gains, and for the router once it comes in one load. These are prepared rings, which need an
+    offset known beforehand according to the source's log.
     """
     hidden, inner, count = sizes["H"], sizes["I"], sizes["E"]
     weights = dtype_of(entry)
@@ -209,10 +224,11 @@ def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], 
 
 
 def _slots(entry: Entry) -> Case:
-    """Experts as whole blocks, one slot per pair of token and expert, or slots of several pairs of one expert.
+    """Return the case of experts stored as one block each, with one or several (token, expert) pairs per slot.
 
-    Below 16 tokens both forms are the first. From there on the kernel lays out as many slots as any choice of experts
-    could need, and loads as many blocks as a choice without preferences has distinct experts on average.
+    A slot is one expert's computation for its pairs. Below 16 tokens each pair has its own slot. From 16
+    tokens on there are as many slots as any choice of experts could need, and as many loads of blocks as a uniform
+    random choice has distinct experts on average.
     """
     chip = chip_of(entry)
     tokens, top, count = (entry.integer(p) for p in (r"tokens=(\d+)", r"top-(\d+)", r"of (\d+)"))

@@ -1,4 +1,4 @@
-"""DMAs: their phases, single descriptors, tiles and sweeps."""
+"""Builder of DMA measurements: phases of a transfer, single descriptors, tiles and sweeps over sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _UNITS = {"": 1, "Ki": 1024, "Mi": 1 << 20, "k": 1000, "K": 1000, "M": 1_000_000
 
 
 def build(entry: Entry) -> Case:
-    """Build the case of a DMA transfer that matches the entry's description."""
+    """Return the case of the DMA that an entry describes, with the phase that was timed.
+
+    Raises NotCovered if the description does not give rows and bytes, or no kernel issues such a transfer.
+    """
     chip = chip_of(entry)
 
     def case(kernel: object, arguments: tuple[object, ...], quantity: Quantity, divisor: float = 1.0) -> Case:
@@ -84,7 +87,10 @@ def build(entry: Entry) -> Case:
 
 
 def _on_one_engine(entry: Entry, chip: Hardware) -> Case | None:
-    """Queued descriptors of one DMA engine, which share its time one after the other."""
+    """Return the case of descriptors queued on one DMA engine, as a formula without a run.
+
+    Returns None if `shapes` gives no size in bytes, or the transfer is indirect or uses 16 engines.
+    """
     match = re.search(r"(\d+) (Ki|)B", entry.shapes)
     if match is None or entry.says("indirect") or entry.says("16 engines"):
         return None

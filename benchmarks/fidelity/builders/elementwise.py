@@ -1,4 +1,4 @@
-"""Kernels without much of a contraction: additions, SiLU, AdamW, transposes, k-means."""
+"""Builders of kernels that have little or no contraction: additions, SiLU, AdamW, transposes, k-means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from benchmarks.fidelity.kernels import transpose as transposes
 
 
 def build(entry: Entry) -> Case:
-    """Vector additions, SiLU and AdamW."""
+    """Return the case of a vector addition, SiLU or an AdamW step.
+
+    Raises NotCovered for other kernels or missing sizes.
+    """
     described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
@@ -55,7 +58,10 @@ def build(entry: Entry) -> Case:
 
 
 def transpose(entry: Entry) -> Case:
-    """Build the case that transposes a square matrix by tiles of 128 x 128 on the Tensor engine."""
+    """Return the case of a matrix transposed in 128 x 128 tiles on the Tensor engine.
+
+    Raises NotCovered for other entries.
+    """
     sizes = entry.product()
     if len(sizes) != 2 or not entry.says("tensor engine"):
         raise NotCovered("not a matrix transposed on the Tensor engine")
@@ -65,7 +71,10 @@ def transpose(entry: Entry) -> Case:
 
 
 def cluster(entry: Entry) -> Case:
-    """Build the case of a k-means assignment of points to centroids; the points are divided over the cores."""
+    """Return the case of one core's part of a k-means assignment of points to centroids.
+
+    The points are divided over the cores. Raises NotCovered if the description or the sizes are others.
+    """
     match = re.search(r"N=(\d+) points, D=(\d+), K=(\d+)", entry.shapes)
     if match is None or not entry.says("arg-max"):
         raise NotCovered("not an assignment step with points, D and K")

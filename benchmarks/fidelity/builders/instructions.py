@@ -1,4 +1,4 @@
-"""One instruction of one engine."""
+"""Builder of measurements of one instruction of one engine, repeated so that its interval or latency can be read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _REPEATS = 12  # enough for a full pipeline, whose last start-to-start is read
 
 
 def build(entry: Entry) -> Case:
-    """Build the case by the first row of `_FORMS` whose words the description holds."""
+    """Return the case of the first row of `_FORMS` whose words the description contains.
+
+    Raises NotCovered if none fits.
+    """
     chip = _at_one_clock(entry, chip_of(entry))
     for words, make in _FORMS:
         if entry.says(*words):
@@ -27,7 +30,7 @@ def build(entry: Entry) -> Case:
 
 
 def _at_one_clock(entry: Entry, chip: Hardware) -> Hardware:
-    """Return the chip with its array at the full clock throughout, or at the throttled one if the entry names it."""
+    """Return the chip with the Tensor engine always at full clock, or always throttled if the entry says so."""
     if entry.says("half rate") or entry.says("throttle 4/8"):
         always = guessed(math.inf, "the entry", "no work opens the throttle")
         return chip.with_numbers(activity_throttle_window_ns=always)
@@ -37,6 +40,7 @@ def _at_one_clock(entry: Entry, chip: Hardware) -> Hardware:
 
 
 def _quantity(entry: Entry) -> Quantity:
+    """Return whether the entry's time is an interval or a latency, from its `measured` text; else raise NotCovered."""
     text = entry.measured.lower()
     if "interval" in text or "dependent" in text or "total of" in text:
         return Quantity.interval
@@ -46,7 +50,11 @@ def _quantity(entry: Entry) -> Quantity:
 
 
 def _shape(entry: Entry, default_rows: int = 128) -> tuple[int, int]:
-    """Rows and elements per partition: the product in `shapes`, a size after "moving", or "N=..."."""
+    """Return (partitions, elements per partition) of the instruction's tile.
+
+    They are read from `shapes`, or from a "moving" free size with `default_rows` partitions. Raises NotCovered
+    without.
+    """
     ranged = re.search(r"(\d+)x(\d+)\.\.\d+", entry.shapes)
     if ranged:
         return int(ranged.group(1)), int(ranged.group(2))
@@ -68,13 +76,14 @@ def _shape(entry: Entry, default_rows: int = 128) -> tuple[int, int]:
 def _repeated(
     entry: Entry, chip: Hardware, kernel: Callable[..., object], arguments: tuple[object, ...], operation: str
 ) -> Case:
+    """Return the case of an instruction repeated by `kernel`; a "total of" several counts that many intervals."""
     count = re.search(r"(\d+) x \[", entry.shapes)
     divisor = 1.0 / int(count.group(1)) if count and "total of" in entry.measured else 1.0
     return Case(chip, (Run(kernel, (arguments,)),), _quantity(entry), Schedule.primitive, operation, divisor)
 
 
 def _matmul(entry: Entry, chip: Hardware) -> Case:
-    """Build the case of a matmul; in float32 it is several instructions, and an entry may speak of one of them."""
+    """Return the case of a matmul, or of one of the instructions that a float32 matmul becomes."""
     dtype = dtype_of(entry) if entry.dtype != "-" else np.dtype(ml_dtypes.bfloat16)
     _, columns = _shape(entry)
     case = _repeated(
@@ -135,7 +144,10 @@ def _tensor_tensor(entry: Entry, chip: Hardware) -> Case:
 
 
 def _reciprocal_then_scale(entry: Entry, chip: Hardware) -> Case:
-    """Start of the reciprocal to start of what depends on it: half of the way round to the next reciprocal."""
+    """Return the case of the time from the start of a reciprocal to the start of the instruction that depends on it.
+
+    It is half of the interval from one reciprocal to the next.
+    """
     arguments = (array(_shape(entry), dtype_of(entry)), _REPEATS)
     runs = (Run(instructions.reciprocals_then_scales, (arguments,)),)
     return Case(chip, runs, Quantity.interval, Schedule.primitive, "reciprocal", 2.0)
@@ -157,7 +169,7 @@ def _core_barrier(entry: Entry, chip: Hardware) -> Case:
 
 
 def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
-    """Build the case of a hardware-DGE DMA's trigger, with one descriptor per row or as many as the entry counts."""
+    """Return the case of triggering a hardware-DGE DMA; `metrics` gives the number of descriptors, else it is 128."""
     descriptors = int(entry.metrics.get("descriptors", 128))
     total = entry.integer(r"(\d+) KiB")
     match = re.search(r"([\d.]+) MB", entry.shapes)
@@ -170,11 +182,15 @@ def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
 
 
 def _formula(chip: Hardware, formula: Callable[[Hardware], float]) -> Case:
+    """Return a case without a run, whose time in ns is a function of the chip."""
     return Case(chip, (), Quantity.formula, Schedule.primitive, formula=formula)
 
 
 def _weight_load(entry: Entry, chip: Hardware) -> Case:
-    """Build the formula of a weight load, which has no event of its own; at half rate only its rows take longer."""
+    """Return the case of a weight load, a formula because it has no event in the timeline.
+
+    With the array at half rate only the time of its rows grows.
+    """
     fp32, slow = entry.dtype != "-" and dtype_of(entry) == np.float32, entry.says("half rate")
 
     def formula(hardware: Hardware) -> float:
@@ -189,7 +205,7 @@ def _weight_load(entry: Entry, chip: Hardware) -> Case:
 
 
 def _half_product(entry: Entry, chip: Hardware, columns: int) -> Case:
-    """Build the formula of the latency of one of the instructions that a float32 matmul becomes."""
+    """Return the case of the latency of one of the instructions that a float32 matmul becomes, a formula."""
 
     def formula(hardware: Hardware) -> float:
         passes = hardware.matmul_fp32_passes / hardware.matmul_fp32_instructions
@@ -211,14 +227,20 @@ def _control(entry: Entry, chip: Hardware) -> Case:
 
 
 def _dynamic_dma(entry: Entry, chip: Hardware) -> Case:
-    """One row at an address read at run time, its descriptor written by GpSimd."""
+    """Return the case of the trigger of a DMA of one row whose address is read at run time.
+
+    GpSimd writes the descriptor.
+    """
     table, rows = array((1024, 128)), array((1, 1), np.int32)
     runs = (Run(dma.gathers, ((table, rows, _REPEATS),)),)
     return Case(chip, runs, Quantity.trigger, Schedule.primitive, "dma_copy")
 
 
 def _pairs(entry: Entry, chip: Hardware) -> Case:
-    """Weight loads and matmuls in pairs, moving tiles as the entry gives them."""
+    """Return the case of the total time of several weight loads and matmuls.
+
+    Moving tiles have the mean size of the range.
+    """
     count = entry.integer(r"(\d+) LDWEIGHTS")
     low, high = re.search(r"N=(\d+)\.\.(\d+)", entry.shapes).groups()  # type: ignore[union-attr]
     columns = (int(low) + int(high)) // 2

@@ -1,4 +1,4 @@
-"""Matrix products and their ladders of optimisation."""
+"""Builder of matrix products and of the optimisation steps of such kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from simulate.hardware import Hardware
 
 
 def build(entry: Entry) -> Case:
-    """Build the case of a matrix product; the description says which operands are transposed and which resident."""
+    """Return the case of a matrix product; the description says which operands are transposed and which stay in SBUF.
+
+    Raises NotCovered for a variant described by its speed-up alone, and if the sizes are missing.
+    """
     described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
@@ -80,13 +83,16 @@ def build(entry: Entry) -> Case:
 
 
 def fits(chip: Hardware, *operands: np.ndarray) -> bool:
-    """Operands wait in SBUF where they leave a quarter of it for the rest."""
+    """Return whether operands may stay in SBUF: together they fill at most three quarters of it."""
     per_partition = sum(operand.nbytes for operand in operands) // chip.partitions
     return per_partition <= 0.75 * chip.sbuf_usable_bytes_per_partition
 
 
 def named_problem(entry: Entry) -> dict[str, int]:
-    """Sizes as `matmul_M4096_N12288_K5120_0` names them."""
+    """Return the sizes M, K and N that `shapes` names, as in `matmul_M4096_N12288_K5120_0`.
+
+    Raises NotCovered if one is missing.
+    """
     sizes = entry.sizes()
     if not {"M", "K", "N"} <= set(sizes):
         raise NotCovered(f"shapes {entry.shapes!r} do not give M, K and N")

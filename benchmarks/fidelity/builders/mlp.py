@@ -1,4 +1,4 @@
-"""A product with bias and GELU, fused or in two launches."""
+"""Builder of a matrix product with bias and GELU, fused in one launch or in two launches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from benchmarks.fidelity.kernels import mlp
 
 
 def build(entry: Entry) -> Case:
-    """GEMM + bias + GELU, in one launch or two."""
+    """Return the case of GEMM + bias + GELU in one launch, or in two whose times add up.
+
+    Raises NotCovered if the description names neither form, or `shapes` does not give M x K x N.
+    """
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     product = entry.product()

@@ -1,4 +1,4 @@
-"""Kernels that an entry names, with their arguments as the commands take them."""
+"""Builder of entries that name their kernel, in the form that `nkw compare --measurements` writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from simulate.calibrate.measurement import resolve_call
 
 
 def build(entry: Entry) -> Case:
-    """Build the case of a kernel found by its name, scheduled in the compiler's order."""
+    """Return the case of the kernel that `entry.kernel` names as MODULE:NAME or FILE.py:NAME.
+
+    `entry.shapes` gives the arguments. The schedule is the compiler's. Raises NotCovered if there is no such kernel
+    or its arguments are invalid.
+    """
     install("simulate")
     try:
         kernel, arguments = resolve_call(entry.kernel, entry.shapes)

@@ -1,4 +1,4 @@
-"""RMSNorm in front of a product."""
+"""Builder of RMSNorm followed by a matrix product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from benchmarks.fidelity.kernels import matmul
 
 
 def build(entry: Entry) -> Case:
-    """RMSNorm(X) W, RMSNorm(X + residual) W, and RMSNorm + QKV."""
+    """Return the case of RMSNorm(X) W, RMSNorm(X + residual) W, or RMSNorm and the QKV projection.
+
+    Raises NotCovered for other normalisations and if the sizes are missing.
+    """
     described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)

@@ -1,4 +1,4 @@
-"""The selective scan of Mamba."""
+"""Builder of the selective scan of Mamba."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from benchmarks.fidelity.kernels import mamba
 
 
 def build(entry: Entry) -> Case:
-    """States outermost, channels outermost, or channels outermost with the sequence in parts."""
+    """Return the case of a scan with the loop over states or the loop over channels outermost.
+
+    With channels outermost the sequence may be in chunks. Raises NotCovered if the sequence, the channels or the
+    states are not given.
+    """
     described_itself(entry)
     chip = chip_of(entry)
     sizes = entry.sizes()

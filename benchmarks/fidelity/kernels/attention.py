@@ -1,4 +1,7 @@
-"""Attention of whole prompts without a mask, inputs [d, tokens] with the head on the partitions."""
+"""Attention over a whole prompt without a mask; inputs are [d, tokens] in HBM, with the head dimension first.
+
+`mode` is the dge_mode of the DMAs. The number of tokens is a multiple of 512, and d is at most 128.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, evacuate, load,
 
 
 def three_pass(q, k, v, mode="none"):
-    """Scores to HBM, softmax of HBM to HBM, weighted values from HBM: three loops over the rows of q."""
+    """Return softmax(q^T k) v^T [tokens, d] of one head, in three loops over rows of q with intermediates in HBM.
+
+    The first loop stores the scores to HBM, the second their softmax, the third multiplies it by the values.
+    """
     depth, tokens = q.shape
     output = nl.ndarray((tokens, depth), dtype=q.dtype, buffer=nl.shared_hbm)
     scores = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.private_hbm)
@@ -40,9 +46,10 @@ def three_pass(q, k, v, mode="none"):
 
 
 def fused(q, k, v, mode="none", narrow=False):
-    """One loop over the rows of q: scores, softmax and weighted values stay on chip; the division comes last.
+    """Return softmax(q^T k) v^T [tokens, d] of one head, in one loop over rows of q; scores and weights stay in SBUF.
 
-    narrow: the exponentials are bfloat16, whatever the inputs are.
+    Rows are divided by the sum of their exponentials after the product with the values. narrow: the exponentials are
+    bfloat16, else float32.
     """
     depth, tokens = q.shape
     output = nl.ndarray((tokens, depth), dtype=q.dtype, buffer=nl.shared_hbm)
@@ -61,9 +68,10 @@ def fused(q, k, v, mode="none", narrow=False):
 
 
 def grouped(q, k, v, scale):
-    """Attend with grouped queries, a whole row of scores kept: q [tokens, heads, d], k and v [tokens, kv heads, d].
+    """Return grouped-query attention [heads, tokens, d] of q [tokens, heads, d] and of k and v [tokens, kv heads, d].
 
-    Tiles of q and k are transposed on the Tensor engine; weights are divided before they are transposed.
+    A whole row of scores is kept in SBUF. Tiles of q and k are transposed on the Tensor engine; weights are divided by
+    their sum before they are transposed.
     """
     tokens, heads, depth = q.shape
     groups = k.shape[1]
@@ -91,6 +99,10 @@ def grouped(q, k, v, scale):
 
 
 def _scores(query, keys, scale=None):
+    """Return query^T keys, times `scale` if given, in SBUF: float32 [128, tokens].
+
+    Query is [d, 128], keys are [d, tokens].
+    """
     tokens = keys.shape[1]
     tile = sbuf((PARTITIONS, tokens), nl.float32)
     for column in range(0, tokens, BANK):
@@ -105,7 +117,10 @@ def _scores(query, keys, scale=None):
 
 
 def _softmax(tile, dtype=nl.float32):
-    """exp(row - max) and 1 / its sum, in parts of 512 columns."""
+    """Return exp(row - max) [128, columns] and 1 / its row sums [128, 1] in SBUF, computed in chunks of 512 columns.
+
+    The exponentials have `dtype`, and the reciprocals are float32; `tile` is not changed.
+    """
     columns = tile.shape[1]
     count = columns // BANK
     maxima = sbuf((PARTITIONS, count), nl.float32)
@@ -128,6 +143,7 @@ def _softmax(tile, dtype=nl.float32):
 
 
 def _transposed(tile):
+    """Return the transposes of a tile's blocks of 128 columns, as SBUF tiles [128, rows of the tile]."""
     out = []
     for column in range(0, tile.shape[1], PARTITIONS):
         bank = psum((PARTITIONS, tile.shape[0]), tile.dtype)
@@ -137,6 +153,10 @@ def _transposed(tile):
 
 
 def _weighted(by_key, values, depth):
+    """Return the sum over i of by_key[i]^T values[i] in PSUM: [128, depth] float32.
+
+    by_key[i] are transposed weights [128 keys, 128 queries]; a value tile of another dtype is converted first.
+    """
     bank = psum((PARTITIONS, depth))
     for i in range(len(by_key)):
         value = values[i]

@@ -1,4 +1,4 @@
-"""Collectives over the ranks of a group, from one internal buffer to another."""
+"""Collectives over the ranks of a group. A rank's input is copied to an internal HBM buffer, as collectives require."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import nki.language as nl
 
 
 def all_reduce(x, group):
-    """Sum a buffer of x's shape over the ranks."""
+    """Sum the ranks' x into an internal HBM buffer of x's shape and return x, so that only the collective is timed."""
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
     nisa.dma_copy(dst=shard, src=x)
@@ -17,7 +17,7 @@ def all_reduce(x, group):
 
 
 def all_gather(x, group, ranks):
-    """Gather the buffers of all ranks, concatenated along dimension 0."""
+    """Concatenate the ranks' x along dimension 0 in an internal HBM buffer; return x, so only this is timed."""
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     gathered = nl.ndarray(
         (ranks * x.shape[0], x.shape[1]), dtype=x.dtype, buffer=nl.private_hbm, name="whole"
@@ -28,7 +28,10 @@ def all_gather(x, group, ranks):
 
 
 def all_gather_with_copies(x, group, ranks):
-    """Gather as `all_gather` does, and copy the result to an output: collectives cannot touch a kernel's arguments."""
+    """Return the x of all ranks, concatenated along dimension 0, as an output of the kernel.
+
+    The result is copied from an internal buffer, because collectives cannot touch a kernel's arguments.
+    """
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     shape = (ranks * x.shape[0], x.shape[1])
     gathered = nl.ndarray(shape, dtype=x.dtype, buffer=nl.private_hbm, name="whole")

@@ -1,4 +1,8 @@
-"""3 x 3 convolution, stride 1, no padding: x [C_in, H, W] and w [C_out, C_in, 3, 3], as matmuls over filter taps."""
+"""Convolutions with stride 1 and no padding: 3 x 3 as matmuls over filter taps, and depthwise ones along the width.
+
+A 3 x 3 convolution has x [C_in, H, W], w [C_out, C_in, 3, 3] and bias [C_out, 1], all in HBM. A filter tap is one of
+the nine positions of a filter.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ TAPS = 9
 
 
 def by_taps(x, w, bias, pooled=False):
-    """Per pair of output rows and 128 output channels one sum of 9 x C_in / 128 matmuls.
+    """Return the 3 x 3 convolution [C_out, H - 2, W - 2] plus bias, pooled if asked.
 
-    Weights are transposed once on the Tensor engine and stay; input rows come once per filter row and pair of
-    output rows. bias [C_out, 1] is added on the Vector engine; pooled: the maximum of 2 x 2 outputs is kept.
+    For each pair of output rows and each 128 output channels, 9 C_in / 128 matmuls add up in one PSUM bank. Weights
+    are transposed once on the Tensor engine and stay in SBUF. Input rows are loaded for each filter row and pair of
+    output rows. pooled: the maximum of each 2 x 2 outputs is stored, and H and W of the result are halved.
     """
     channels_in, channels_out = x.shape[0], w.shape[0]
     out, weights, biases, rows, columns = _prepared(x, w, bias, pooled)
@@ -47,10 +52,10 @@ def by_taps(x, w, bias, pooled=False):
 
 
 def by_copied_taps(x, w, bias, pooled=False):
-    """Compute the sums of `by_taps`, with the input rows of every tap copied to a contiguous tile by the Scalar engine.
+    """Return the result of `by_taps`; the Scalar engine copies the input of each tap to a contiguous tile.
 
-    A pair of output rows loads four input rows once; the copy of a tap serves all output channels, whose sums grow side
-    by side in banks of their own.
+    The four input rows of a pair of output rows are loaded once. The copy for a tap serves all output channels, whose
+    sums are accumulated in separate PSUM banks. H must be even.
     """
     channels_in, channels_out = x.shape[0], w.shape[0]
     out, weights, biases, rows, columns = _prepared(x, w, bias, pooled)
@@ -82,7 +87,10 @@ def by_copied_taps(x, w, bias, pooled=False):
 
 
 def depthwise(x, w):
-    """Each channel with its own filter along the width: x [batch, channels, width], w [channels, taps]."""
+    """Return each channel convolved with its own filter along the width: [batch, channels, width - taps + 1].
+
+    x is [batch, channels, width], w [channels, taps]. Each instruction handles one tap of 128 channels.
+    """
     batches, channels, width = x.shape
     taps = w.shape[1]
     columns = width - taps + 1
@@ -107,7 +115,7 @@ def depthwise(x, w):
 
 
 def by_positions(x, w):
-    """As `depthwise`, one output position at a time: the products with the filter, and their sum."""
+    """Return the result of `depthwise`, one output position at a time: the products with the filter, and their sum."""
     batches, channels, width = x.shape
     taps = w.shape[1]
     columns = width - taps + 1
@@ -126,7 +134,12 @@ def by_positions(x, w):
 
 
 def _prepared(x, w, bias, pooled):
-    """Allocate the output, load weights and biases; return these and an output channel's rows and columns, unpooled."""
+    """Prepare a 3 x 3 convolution.
+
+    Returns:
+        The output tensor in HBM; the transposed filters of `_weights`; the biases as SBUF tiles [128, 1]; the numbers
+        of rows and columns of an output channel before pooling.
+    """
     channels_out = w.shape[0]
     rows, columns = x.shape[1] - 2, x.shape[2] - 2
     shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)
@@ -137,7 +150,10 @@ def _prepared(x, w, bias, pooled):
 
 
 def _weights(w):
-    """By (output tile, input tile, tap): the filter tap with the input channels on the partitions."""
+    """Return the filters as SBUF tiles [128 input channels, 128 output channels], transposed on the Tensor engine.
+
+    The dict's keys are (tile of output channels, tile of input channels, tap).
+    """
     channels_out, channels_in = w.shape[0], w.shape[1]
     flat = w.reshape((channels_out, channels_in, TAPS))
     out = {}
@@ -152,6 +168,7 @@ def _weights(w):
 
 
 def _store_pooled(out, result):
+    """Store the maxima of each 2 x 2 elements of `result` [128, 2, columns] to `out` [128, columns / 2] in HBM."""
     columns = result.shape[2]
     taller = sbuf((PARTITIONS, columns), result.dtype)
     nisa.tensor_tensor(dst=taller, data1=result[:, 0, :], data2=result[:, 1, :], op=nl.maximum)

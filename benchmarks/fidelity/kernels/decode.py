@@ -1,4 +1,7 @@
-"""Layers of a model for one token: products of a vector with matrices read once, and attention with a cache."""
+"""Layers of a model for one token: an attention block with a cache, and a vocabulary head.
+
+A vector of H elements is an SBUF tile [128, H / 128]: element i is on partition i % 128, in column i // 128.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ from benchmarks.fidelity.kernels.flash_decode import attend_by_heads, attend_in_
 
 @dataclass(frozen=True)
 class Form:
-    """What the versions of the attention block differ in.
+    """The choices in which versions of the attention block differ.
 
-    width: columns of a weight tile. mode: who writes descriptors. spread: cosines and sines are repeated for every head
-    by the DMA that loads them, one element at a time, else by the instruction that uses them. repeats: times that keys
-    and values are projected once more, as where every query head does it for itself. softmax: whole rows of scores,
-    two passes over tiles, the same with scores computed again, or head by head. trips: sums over the partitions go
-    through HBM as maxima do.
+    width: columns of a weight tile. mode: dge_mode of the DMAs of weights and angles. spread: the DMA that loads
+    cosines and sines repeats them for each head, element by element; else the instruction that uses them broadcasts
+    them. repeats: how many more times keys and values are projected, as if query heads projected them for themselves.
+    softmax: "rows" keeps whole rows of scores, "tiles" makes two passes over tiles of 128 positions, "again" does so
+    and computes the scores again in the second, "heads" goes head by head. trips: sums over partitions go through
+    HBM, as maxima do.
     """
 
     width: int = 2048
@@ -39,13 +43,17 @@ class Form:
 
 
 def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
-    """QKV projection, attention of one token with its cache, output projection and residual.
+    """Return the output [128, N / 128] of an attention block for one token, with the residual added.
 
-    angles [2, d, 1] are the cosines and sines of the token's position.
-
-    x [H / 128 on the free axis, 128 partitions] as [128, H / 128]; w_qkv [H, (heads + 2 kv) d]; w_o [heads d, N], all
-    of H or a core's columns; keys [kv, d, S], values [kv, S, d]. Weights come in tiles of `width` columns, one DMA
-    each.
+    Args:
+        x: Hidden state of the token, [128, H / 128] in HBM.
+        w_qkv: [H, (heads + 2 kv heads) d].
+        w_o: [heads d, N]; N is H, or the columns of one core.
+        keys: Cache [kv heads, d, S]; the new key is written to position 0.
+        values: Cache [kv heads, S, d].
+        angles: Cosines and sines of the token's position, [2, d, 1].
+        heads: Number of query heads.
+        form: Version of the block. Weights come in tiles of `form.width` columns, one DMA each.
     """
     width, mode = form.width, form.mode
     groups, _, positions = keys.shape
@@ -54,7 +62,7 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
     columns = normalised(columns, epsilon)
     turning = _loaded(
         w_o[0:PARTITIONS, 0:PARTITIONS], mode
-    )  # stands for the permutation that swaps halves of a head
+    )  # in the place of the permutation that swaps halves of a head
     waves = [_angles(angles[i], heads + groups, mode, form.spread) for i in range(2)]
     qkv = project(columns, w_qkv, width, mode)
     for _ in range(form.repeats):
@@ -88,7 +96,10 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
 
 
 def _by_trips(query):
-    """Normalise every head twice more, each time through HBM: for its query, and for the key that belongs to it."""
+    """Return `query` after scaling each head twice more in place, by a sum over the partitions through HBM.
+
+    The two times are those of the query and of the key that belongs to it.
+    """
     for head in range(query.shape[1]):
         one = query[:, head : head + 1]
         for _ in range(2):
@@ -98,6 +109,7 @@ def _by_trips(query):
 
 
 def _angles(angles, heads, mode, spread):
+    """Load the cosines or sines [d, 1] into SBUF: repeated for each head as [128, heads] if `spread`, else [d, 1]."""
     if not spread:
         return _loaded(angles, mode)
     wide = sbuf((PARTITIONS, heads), angles.dtype)
@@ -107,7 +119,11 @@ def _angles(angles, heads, mode, spread):
 
 
 def _rotated(columns, waves, turning):
-    """Rotary embedding of the heads in columns [d, heads]: cos times them, plus sin times their swapped halves."""
+    """Apply the rotary embedding to the heads in `columns` [d, heads], in place.
+
+    waves: SBUF tiles with the cosines and the sines, [d, 1] or [d, heads]. turning: stationary operand [128, 128] of
+    the matmul that swaps the halves of each head.
+    """
     bank = psum(columns.shape)
     nisa.nc_matmul(dst=bank, stationary=turning, moving=columns)
     rotated = sbuf(columns.shape, nl.float32)
@@ -121,17 +137,16 @@ def _rotated(columns, waves, turning):
 
 
 def _single(column):
-    """Copy a column to a float32 tile, the dtype of scalar operands."""
+    """Copy a column to a new float32 SBUF tile, because scalar operands are float32."""
     wide = sbuf(column.shape, nl.float32)
     nisa.tensor_copy(dst=wide, src=column)
     return wide
 
 
 def project(columns, w, width, mode):
-    """Multiply a vector, laid out as [128, K / 128], by w [K, N]; return it as [128, N / 128].
+    """Return a vector times w [K, N] as an SBUF tile [128, N / 128]; the vector `columns` is [128, K / 128] in SBUF.
 
-    Narrow tiles are stationary and give their part of the result as a column. Wide ones move past the vector, and the
-    row that comes out is turned by transposes.
+    w is loaded in tiles of `width` columns, one DMA each. Blocks of 128 columns of a tile are the stationary operand.
     """
     depth, size = w.shape
     out = sbuf((PARTITIONS, size // PARTITIONS), columns.dtype)
@@ -160,7 +175,10 @@ def project(columns, w, width, mode):
 
 
 def head(x, w, width=2048):
-    """RMSNorm of one token, its product with w [H, V], and the largest logits."""
+    """Return the logits [1, V] of one token: RMSNorm of x [128, H / 128], and its product with w [H, V].
+
+    The largest eight logits of each `width` columns are found too; they stay in SBUF.
+    """
     columns = normalised(load(x), constant((PARTITIONS, 1), 1.0e-6))
     depth, size = w.shape
     out = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -183,13 +201,18 @@ def head(x, w, width=2048):
 
 
 def _loaded(source, mode):
+    """Load a tensor of HBM into a new SBUF tile and return the tile; `mode` names the dge_mode."""
     tile = sbuf(source.shape, source.dtype)
     nisa.dma_copy(dst=tile, src=source, dge_mode=getattr(nisa.dge_mode, mode))
     return tile
 
 
 def normalised(columns, epsilon):
-    """RMSNorm of a vector that lies across the partitions: squares, their sum by a matmul with ones, rsqrt, scale."""
+    """Return the RMSNorm of a vector, [128, H / 128] in SBUF, without gains and as a new tile.
+
+    The sum of squares over the partitions is a matmul with ones. epsilon: SBUF tile [128, 1], added to the mean
+    square.
+    """
     squares = sbuf(columns.shape, nl.float32)
     total = sbuf((PARTITIONS, 1), nl.float32)
     nisa.activation_reduce(dst=squares, op=nl.square, data=columns, reduce_op=nl.add, reduce_res=total)
@@ -206,7 +229,10 @@ def normalised(columns, epsilon):
 
 
 def _attend(out, query, keys, values):
-    """Softmax of the scores of a few heads [d, heads] with the cached keys [d, S], times the values."""
+    """Set `out` [d, heads] to softmax(query^T keys) times the values, for a few heads together.
+
+    query is [d, heads] and keys [d, S], both in SBUF; values are SBUF tiles of 128 positions, [128, d].
+    """
     heads = query.shape[1]
     positions = keys.shape[1]
     scores = sbuf((heads, positions), nl.float32)

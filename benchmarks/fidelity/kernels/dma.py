@@ -1,4 +1,7 @@
-"""Transfers between HBM and SBUF, by where they are triggered and who writes their descriptors."""
+"""Transfers between HBM and SBUF, whose phases are timed. `mode` names the dge_mode: what writes the descriptors.
+
+Most kernels return an output that is never written, because only the transfers are timed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, sbuf
 
 
 def loads(sources, mode="none"):
-    """Each of `sources` [128, n] @ HBM into a tile; an instruction that waits for the last one comes behind."""
+    """Load each of `sources` [128, n] in HBM into a tile of its own, then copy the last tile on the Vector engine.
+
+    The copy waits for the last load, which shows when the load has completed.
+    """
     tiles = []
     for source in sources:
         tile = sbuf(source.shape, source.dtype)
@@ -22,14 +28,14 @@ def loads(sources, mode="none"):
 
 
 def streaming(x, count, mode):
-    """Load x [128, n] @ HBM `count` times, each time into a tile of its own, as a loop that streams does."""
+    """Load x [128, n] in HBM `count` times, each time into a tile of its own, as a streaming loop does."""
     for _ in range(count):
         nisa.dma_copy(dst=sbuf(x.shape, x.dtype), src=x, dge_mode=getattr(nisa.dge_mode, mode))
     return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
 
 
 def stores(x, count, mode="none"):
-    """Store a tile of x's shape and dtype to HBM `count` times."""
+    """Store an SBUF tile of zeros, of x's shape and dtype, `count` times, and return the output [count, *x.shape]."""
     tile = sbuf(x.shape, x.dtype)
     nisa.memset(dst=tile, value=0)
     out = nl.ndarray((count, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
@@ -39,14 +45,14 @@ def stores(x, count, mode="none"):
 
 
 def load_pieces(x, width, mode="none"):
-    """Load the first `width` columns of x [128, n, .]: n separate pieces per partition."""
+    """Load the first `width` columns of x [P, n, columns] in HBM in one DMA: n separate pieces per partition."""
     tile = sbuf((x.shape[0], x.shape[1], width), x.dtype)
     nisa.dma_copy(dst=tile, src=x[:, :, 0:width], dge_mode=getattr(nisa.dge_mode, mode))
     return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
 
 
 def load_tiles(x):
-    """All 128 x 128 tiles of a matrix, one DMA each."""
+    """Load all 128 x 128 tiles of a matrix in HBM, one DMA each."""
     rows, columns = x.shape
     for row in range(0, rows, PARTITIONS):
         for column in range(0, columns, PARTITIONS):
@@ -56,7 +62,7 @@ def load_tiles(x):
 
 
 def gathers(table, rows, count):
-    """`count` indirect loads of some rows each of table [V, n], row numbers in rows [up to 128, 1]."""
+    """Load rows of table [V, n] `count` times by indirect DMA; `rows` [up to 128, 1] has their indices."""
     row_numbers = sbuf(rows.shape, rows.dtype)
     nisa.dma_copy(dst=row_numbers, src=rows)
     for _ in range(count):
@@ -73,7 +79,10 @@ def gathers(table, rows, count):
 
 
 def scatters(x, rows, count):
-    """`count` indirect stores of 128 rows of 4 bytes each, into places of their own."""
+    """Store 128 rows of one element of x's dtype `count` times by indirect DMA, each time to a buffer of its own.
+
+    Return x. `rows` [128, 1] has the row indices.
+    """
     row_numbers = sbuf(rows.shape, rows.dtype)
     nisa.dma_copy(dst=row_numbers, src=rows)
     tile = sbuf((PARTITIONS, 1), x.dtype)

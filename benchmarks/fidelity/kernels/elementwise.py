@@ -1,4 +1,4 @@
-"""Kernels without a contraction: vector addition, SiLU, the update step of AdamW."""
+"""Kernels without a contraction: vector addition, SiLU, the update step of AdamW. Tensors are in HBM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, sbuf,
 
 
 def add_column_chunks(a, b, chunk, mode="none"):
-    """Add vectors a and b [N, 1], `chunk` elements at a time, one per partition; b is the scalar operand."""
+    """Return a + b for vectors [N, 1], `chunk` elements at a time, one per partition; b is the scalar operand."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[0], chunk):
         left = load(a[first : first + chunk, :], mode)
@@ -21,7 +21,7 @@ def add_column_chunks(a, b, chunk, mode="none"):
 
 
 def add_streams(a, b, width, mode="none"):
-    """Add a and b [128, N / 128], `width` columns at a time."""
+    """Return a + b for matrices [128, N / 128], `width` columns at a time."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[1], width):
         left = load(a[:, first : first + width], mode)
@@ -33,7 +33,10 @@ def add_streams(a, b, width, mode="none"):
 
 
 def silu(x, width=1024, chunk=512):
-    """Compute x / (1 + exp(-x)) in tiles of 128 x 1024: exp on the Scalar engine, the rest on the Vector engine."""
+    """Return x / (1 + exp(-x)), in tiles of 128 rows and `width` columns; one instruction handles `chunk` columns.
+
+    exp is computed on the Scalar engine, the remaining steps on the Vector engine.
+    """
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
@@ -55,7 +58,11 @@ def silu(x, width=1024, chunk=512):
 
 
 def adamw(theta, gradient, mean, square, width=1024, chunk=512):
-    """One AdamW step of a matrix: every multiply and add an instruction, the sums and scales where there is room."""
+    """Return the parameters theta after one AdamW step with fixed hyperparameters; the moments are not stored.
+
+    Tiles have 128 rows and `width` columns; one instruction handles `chunk` columns. Each multiply and each add is an
+    instruction: scales by constants on the Scalar engine, sums and products of two tiles on the Vector engine.
+    """
     rows, columns = theta.shape
     out = nl.ndarray(theta.shape, dtype=theta.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
@@ -73,6 +80,10 @@ def adamw(theta, gradient, mean, square, width=1024, chunk=512):
 
 
 def _adamw_step(result, tiles, zero):
+    """Set `result` to the new parameters; `tiles` are the parameters, the first and second moments, and the gradient.
+
+    `zero` is a bias tile [rows, 1]. All are in SBUF.
+    """
     theta, mean, square, gradient = tiles
     shape = theta.shape
     decayed, step, moment, scaled_gradient, inverse = [sbuf(shape, nl.float32) for _ in range(5)]

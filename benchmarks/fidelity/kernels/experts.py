@@ -1,4 +1,4 @@
-"""A mixture of experts for one token: the chosen experts are fetched by index, in tiles, and multiplied."""
+"""A mixture of experts for one token: weights of its chosen experts are fetched by index in tiles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ _SWDGE = nisa.dge_mode.swdge
 
 
 def experts(x, indices, weights, gate_up, down, gate_width, down_width, wide_down=False, token_first=False):
-    """Add the outputs of the experts in `indices` [1, K] for one token x [1, H], weighted by `weights` [1, K].
+    """Return the weighted sum [1, H] of the chosen experts' outputs for one token x [1, H].
 
-    gate_up [E, H, 2 I] and down [E, I, H] come in DMAs of 128 rows by `gate_width` and `down_width` columns, whose
-    address is known at run time only. A weight tile is stationary in the gate and up projections, or moves past the
-    token (`token_first`), and then the row that comes out is turned. The vector between is stationary in the down
-    projection, whose tiles are 128 columns wide or, with `wide_down`, a bank.
+    A DMA of weights has an address that is known at run time only, so software writes its descriptors.
+
+    Args:
+        x: Token, [1, H].
+        indices: Expert ids of the token, [1, K].
+        weights: Routing weights, [1, K].
+        gate_up: [E, H, 2 I].
+        down: [E, I, H].
+        gate_width: Columns of a DMA of `gate_up`, which has 128 rows.
+        down_width: Columns of a DMA of `down`, which has up to 128 rows.
+        wide_down: Output columns of a down projection's matmul: 512 if True, else 128.
+        token_first: The token is the stationary operand of the gate and up projections, whose row is then transposed;
+            else the weight tiles are stationary.
     """
     depth, double = gate_up.shape[1:]
     inner, chosen = double // 2, indices.shape[1]
@@ -64,9 +73,9 @@ def experts(x, indices, weights, gate_up, down, gate_width, down_width, wide_dow
 
 
 def _fetched(table, expert, first, rows, columns, width):
-    """Rows `first` to `first` + `rows` of one expert's matrix of so many columns, in DMAs of at most `width` columns.
+    """Return rows `first` to `first` + `rows` of one expert's matrix in `table` as an SBUF tile [128, columns].
 
-    `expert` holds the expert's number; software writes the descriptors.
+    The DMAs have at most `width` columns each. `expert` is the access pattern of the expert's index in SBUF.
     """
     tile = sbuf((PARTITIONS, columns), table.dtype)
     for low in range(0, columns, width):
@@ -82,14 +91,21 @@ def _fetched(table, expert, first, rows, columns, width):
 
 
 def _column(x, first):
-    """128 elements of a row [1, H] of HBM, one on every partition, by descriptors of software."""
+    """Load elements `first` to `first` + 128 of a row [1, H] of HBM as an SBUF tile [128, 1].
+
+    Software writes descriptors.
+    """
     tile = sbuf((PARTITIONS, 1), x.dtype)
     nisa.dma_copy(dst=tile, src=x.ap(pattern=[[1, PARTITIONS], [1, 1]], offset=first), dge_mode=_SWDGE)
     return tile
 
 
 def _by_columns(tokens, tiles, inner):
-    """Return the gate and the up projection as lists of PSUM columns, one for every 128 of their outputs."""
+    """Return the gate and the up projection of a token as two lists of PSUM tiles [up to 128, 1], by block of outputs.
+
+    tokens: blocks of the token, [128, 1]. tiles: weights [128, 2 * inner], one for each block of the token; they are
+    the stationary operands.
+    """
     banks = [psum((min(PARTITIONS, inner - i), 1)) for _ in range(2) for i in range(0, inner, PARTITIONS)]
     starts = [half + i for half in (0, inner) for i in range(0, inner, PARTITIONS)]
     for k in range(len(tiles)):
@@ -100,7 +116,10 @@ def _by_columns(tokens, tiles, inner):
 
 
 def _by_rows(tokens, tiles, inner):
-    """Return the same two lists, from rows of products that are transposed in blocks of 128."""
+    """Return the gate and the up projection as `_by_columns` does, with the token's blocks as stationary operands.
+
+    The resulting row of products is transposed in blocks of 128.
+    """
     double = 2 * inner
     row = sbuf((1, double), nl.float32)
     for first in range(0, double, BANK):

@@ -1,4 +1,7 @@
-"""Attention of one token with its cache in tiles of 128 positions: one pass for the maxima, one for the sums."""
+"""Attention of one token with its cache in tiles of 128 positions: one pass for the maxima, one for the sums.
+
+Queries are [d, heads] and keys [d, S]; values are a list of tiles [128, d]. All are in SBUF, and d is 128.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, broadcast, constant, 
 
 
 def attend_in_tiles(out, query, keys, values, again=False):
-    """Attend with a few heads [d, heads] together: keys [d, S], values by tiles [128, d].
+    """Set `out` [d, heads] to softmax(query^T keys) times the values, for a few heads together.
 
-    Every tile's scores lie with the positions on the partitions; they are turned for the maximum over the positions.
-    again: the second pass multiplies anew instead of keeping the scores of the first.
+    Scores have the positions on the partitions, and are transposed to find the maximum over positions. again: the
+    second pass computes the scores again instead of keeping those of the first.
     """
     heads = query.shape[1]
     largest = sbuf((heads, 1), nl.float32)
@@ -40,9 +43,10 @@ def attend_in_tiles(out, query, keys, values, again=False):
 
 
 def attend_by_heads(out, query, keys, values, summed_by_trips=False):
-    """Attend head by head with a running maximum, which goes through HBM to all partitions for every tile.
+    """Set `out` [d, heads] to the attention output, head by head with a running maximum.
 
-    summed_by_trips: so are the sums, instead of by products with ones.
+    The maximum of each tile goes through HBM to reach all partitions. Earlier sums are not rescaled when the maximum
+    grows. summed_by_trips: sums go through HBM too, instead of being matmuls with ones.
     """
     for head in range(query.shape[1]):
         one = query[:, head : head + 1]
@@ -68,7 +72,10 @@ def attend_by_heads(out, query, keys, values, summed_by_trips=False):
 
 
 def reduced_by_trip(column, op):
-    """Reduce a column over the partitions: transpose it, reduce, store to HBM and load on every partition."""
+    """Return the reduction of a column [128, 1] over the partitions, on every partition of a new SBUF tile [128, 1].
+
+    The column is transposed, reduced with `op`, stored to HBM and loaded on every partition.
+    """
     turned, one = psum((1, PARTITIONS)), sbuf((1, 1), nl.float32)
     nisa.nc_transpose(dst=turned, data=column)
     nisa.tensor_reduce(dst=one, op=op, data=turned, axis=1)
@@ -80,12 +87,14 @@ def reduced_by_trip(column, op):
 
 
 def _scores(keys, query, i):
+    """Return the scores [128, heads] in PSUM of the queries with tile `i` of the keys."""
     bank = psum((PARTITIONS, query.shape[1]))
     nisa.nc_matmul(dst=bank, stationary=keys[:, i * PARTITIONS : (i + 1) * PARTITIONS], moving=query)
     return bank
 
 
 def _weights(scores, largest, dtype):
+    """Return exp(scores - largest) as a new SBUF tile of `dtype`; `largest` has the shape of the scores."""
     centred, weights = sbuf(scores.shape, nl.float32), sbuf(scores.shape, dtype)
     nisa.tensor_tensor(dst=centred, data1=scores, data2=largest, op=nl.subtract)
     nisa.activation(dst=weights, op=nl.exp, data=centred)
@@ -93,6 +102,7 @@ def _weights(scores, largest, dtype):
 
 
 def _divided(out, product, total):
+    """Set `out` to product / total, both in PSUM or SBUF and of the shape of `out`."""
     inverse = sbuf(out.shape, nl.float32)
     nisa.reciprocal(dst=inverse, data=total)
     nisa.tensor_tensor(dst=out, data1=product, data2=inverse, op=nl.multiply)

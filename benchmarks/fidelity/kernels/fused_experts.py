@@ -1,4 +1,9 @@
-"""RMSNorm, router, the best eight experts and their products for one token, as one kernel on two cores."""
+"""RMSNorm, router, the best eight experts and their products for one token, as one kernel on each of two cores.
+
+An expert's weights are loaded into a set of SBUF tiles, a dict that `_buffers` allocates: "gate", "down", "padded",
+"gate scales" and "down scales". Several sets let loads of later experts run ahead. A wave is a group of experts that
+are computed together.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +20,17 @@ _SWDGE, _HWDGE = nisa.dge_mode.swdge, nisa.dge_mode.hwdge
 
 @dataclass(frozen=True)
 class Stages:
-    """What the versions of the fused kernel differ in.
+    """The choices in which versions of the fused kernel differ.
 
-    router_loads: DMAs that bring the router. router_prepared: their descriptors are prepared when the kernel is loaded,
-    else software writes them. by_hardware: hardware writes those of the gate and up projections and the scales. wave:
-    experts that are computed together. buffers: sets of tiles for experts, whose loads are asked for ahead. memsets:
-    tiles are cleared for every wave of experts instead of once. widened: the Scalar engine makes 16-bit tiles of the
-    weights before they are multiplied. silu_apart: products are scaled before the activation function, not by it.
-    scaled: weights have scales; packed: they come with the weights. one_number: the numbers of experts pass through one
-    tile, where the next waits for the loads of the one before. quantised: the token becomes fp8 by its largest
-    magnitude. by_shuffles: steps of shuffles find that, also for the products of every expert.
+    router_loads: number of DMAs that load the router. router_prepared: their descriptors are prepared when the kernel
+    is loaded; else software writes them. by_hardware: hardware writes the descriptors of the gate and up weights and
+    of the down scales. wave: number of experts in a wave. buffers: number of sets of tiles. memsets: tiles are
+    cleared for each expert, else only when a set is first used. widened: the Scalar engine converts weights to
+    bfloat16 before the matmuls. silu_apart: products are scaled before the activation function, in an instruction of
+    its own. packed: the gate and up scales come with the weights. scaled: weights have scales. one_number: all expert
+    ids pass through one tile, so each waits for the loads of the expert before. quantised: the token is scaled for
+    fp8 by its largest magnitude. by_shuffles: shuffles find this magnitude, and the outputs of each expert's
+    activation are quantised too.
     """
 
     router_loads: int = 4
@@ -43,11 +49,21 @@ class Stages:
 
 
 def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cores, stages):
-    """One core's part of a mixture of experts for one token x [1, H], gamma [1, H].
+    """Return one core's columns [1, H / cores] of a mixture of experts for one token x [1, H].
 
-    router [H, E], gate_up [E, H, 2 I], down [E, I, H]; scales [E, 2 I] and [E, H] of fp8 weights, else None. Both cores
-    compute the gate and up projections of all chosen experts and 1 / `cores` of the columns of the down projections.
-    H lies on the partitions in blocks of 128; what of I is beyond 128 is padded with zeros.
+    Both cores compute the gate and up projections of all chosen experts, and each 1 / `cores` of the columns of the
+    down projections. H is on the partitions in blocks of 128; the last block of I is padded with zeros.
+
+    Args:
+        x: Token, [1, H].
+        gamma: Gains of the RMSNorm, [1, H].
+        router: [H, E].
+        gate_up: [E, H, 2 I].
+        down: [E, I, H].
+        gate_scales: [E, 2 I] for fp8 weights, else None.
+        down_scales: [E, H] for fp8 weights, else None.
+        cores: Number of cores that share the columns.
+        stages: Version of the kernel.
     """
     share = x.shape[1] // cores
     token = normalised(x, gamma)
@@ -100,7 +116,12 @@ def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cor
 
 
 def _buffers(gate_up, down, share, stages):
-    """Tiles for one expert: weights as they come, gate and up tiles where a block is not full, and scales."""
+    """Allocate one set of SBUF tiles for an expert and return it as a dict.
+
+    "gate": gate and up weights [128, H / 128, 2 I]. "down": tiles [128, share], one for each 128 rows. "padded":
+    tiles for the last, partial block of gate and of up, [128, H / 128, 128]; none if I is a multiple of 128. "gate
+    scales" and "down scales": float32.
+    """
     depth, double = gate_up.shape[1:]
     blocks, inner = depth // PARTITIONS, double // 2
     dtype = nl.bfloat16 if stages.widened else gate_up.dtype
@@ -114,12 +135,15 @@ def _buffers(gate_up, down, share, stages):
         "down scales": sbuf((PARTITIONS, share // PARTITIONS), nl.float32),
     }
     if stages.packed:
-        nisa.memset(dst=tiles["gate scales"], value=1.0)  # stands for what is unpacked from the weights
+        nisa.memset(dst=tiles["gate scales"], value=1.0)  # in the place of the scales in the weights
     return tiles
 
 
 def _clear_down(tiles):
-    """Zeros beyond the rows of down, from the last partition on at which an instruction may start."""
+    """Zero the last down tile from the last allowed start partition at or below its first unused row.
+
+    Instructions may start at partitions 0, 64 and 96. Does nothing if the tile is full.
+    """
     remainder = tiles["gate"].shape[2] // 2 % PARTITIONS
     start = 96 if remainder >= 96 else 64 if remainder >= 64 else 0
     if remainder:
@@ -127,13 +151,17 @@ def _clear_down(tiles):
 
 
 def _number(best, k):
-    """Copy the index of the k-th chosen expert to a tile [1, 1] of its own and return its access pattern."""
+    """Copy the id of chosen expert `k` to a new SBUF tile [1, 1] and return that tile's access pattern."""
     number = sbuf((1, 1), best.dtype)
     nisa.dma_copy(dst=number, src=best[:, k : k + 1])
     return number.ap(pattern=[[1, 1], [1, 1]], offset=0)
 
 
 def _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages):
+    """Load the weights and scales of one expert into the set `tiles`; `expert` is the access pattern of its id.
+
+    Scales are loaded if `stages.scaled`, those of gate and up only if they are not packed with the weights.
+    """
     depth, double = gate_up.shape[1:]
     inner, share = double // 2, tiles["down"][0].shape[1]
     blocks = depth // PARTITIONS
@@ -152,7 +180,11 @@ def _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages):
 
 
 def _dynamic(tile, table, pattern, offset, expert, by_hardware=False, queue=nisa.unknown_engine):
-    """Load a tile by DMA from one expert's part of a table; the expert's index is known at run time only."""
+    """Load an SBUF tile from the part of a table in HBM that belongs to one expert, whose id is known at run time only.
+
+    pattern, offset: access pattern within the expert's part. expert: access pattern of the id. by_hardware: hardware
+    writes the descriptors, on the queue of engine `queue`; else software does.
+    """
     source = table.ap(pattern=pattern, offset=offset, scalar_offset=expert, indirect_dim=0)
     if by_hardware:
         nisa.dma_copy(dst=tile, src=source, dge_mode=_HWDGE, engine=queue)
@@ -161,7 +193,10 @@ def _dynamic(tile, table, pattern, offset, expert, by_hardware=False, queue=nisa
 
 
 def _pad(tiles, clear):
-    """Copy the last, partial block of gate and up columns to tiles of 128 columns that are zero beyond it."""
+    """Copy the last, partial block of gate and of up columns to the set's "padded" tiles.
+
+    clear: also zero the padded tiles beyond these columns.
+    """
     gate = tiles.get("wide gate", tiles["gate"])
     inner = gate.shape[2] // 2
     remainder = inner % PARTITIONS
@@ -173,13 +208,13 @@ def _pad(tiles, clear):
 
 
 def _widen(tiles):
-    """Convert an expert's weights to bfloat16 tiles, which take the place of the loaded ones."""
+    """Convert an expert's weights to bfloat16 and add them to the set as "wide gate" and "wide down"."""
     tiles["wide gate"] = evacuate(tiles["gate"], nl.bfloat16)
     tiles["wide down"] = [evacuate(tile, nl.bfloat16) for tile in tiles["down"]]
 
 
 def _gate_and_up(token, tiles):
-    """Both projections in PSUM, a column for every block of 128: those of gate, then those of up."""
+    """Return gate and up projections in PSUM: a column [128, 1] for each block of gate, then for each of up."""
     gate, count = tiles.get("wide gate", tiles["gate"]), len(tiles["down"])
     inner = gate.shape[2] // 2
     bank = psum((PARTITIONS, 2 * count))
@@ -199,7 +234,7 @@ def _gate_and_up(token, tiles):
 
 
 def _activated(bank, tiles, stages):
-    """SiLU of the gate times up, a column for every block, in 16 bits."""
+    """Return SiLU(gate) times up as bfloat16 [128, blocks of I] in SBUF, scaled for fp8 if `stages.by_shuffles`."""
     count = len(tiles["down"])
     between = sbuf((PARTITIONS, count), nl.float32)
     if stages.scaled:
@@ -214,7 +249,7 @@ def _activated(bank, tiles, stages):
 
 
 def _down(columns, tiles, share, stages):
-    """One expert's part of the result [128, share / 128]."""
+    """Return one expert's down projection in SBUF, float32 [128, share / 128], scaled if weights have scales."""
     product = psum((PARTITIONS, share // PARTITIONS))
     downs = tiles.get("wide down", tiles["down"])
     for n in range(share // PARTITIONS):
@@ -231,6 +266,10 @@ def _down(columns, tiles, share, stages):
 
 
 def _scaled_silu(destination, bank, i, scales, stages):
+    """Set `destination` [128, 1] to SiLU(gate) times up of block `i`, with both scaled by columns of `scales`.
+
+    bank: projections from `_gate_and_up`.
+    """
     curve, other = sbuf((PARTITIONS, 1), nl.float32), sbuf((PARTITIONS, 1), nl.float32)
     count, last = bank.shape[1] // 2, scales.shape[1] - 1
     gate_scale, up_scale = min(i, last), min(count + i, last)

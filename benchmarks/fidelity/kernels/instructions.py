@@ -1,7 +1,8 @@
-"""One instruction again and again, so that its interval and its latency can be read off the timeline.
+"""One instruction repeated, so that its interval and its latency can be read from the timeline.
 
-Every kernel takes x [128, N] @ HBM and `count` repetitions. With `chained` each one works on the result of the one
-before, so that start to start is the latency; else they are independent.
+Every kernel takes x [128, N] in HBM and the number of repetitions, `count`. If `chained`, each repetition works on the
+result of the one before, so that the interval between starts is the latency; else they are independent. `from_psum`:
+the input is a PSUM tile, else an SBUF tile. The last result is stored to an output, which is returned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.fidelity.kernels.common import constant, load, psum, sbuf
 
 
 def matmuls(stationary, moving, count):
-    """nc_matmul of one stationary and one moving tile into banks in turn."""
+    """Repeat nc_matmul of one stationary and one moving tile, which writes four PSUM tiles in turn."""
     left, right = load(stationary), load(moving)
     out = nl.ndarray((left.shape[1], right.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     banks = [psum((left.shape[1], right.shape[1])) for _ in range(4)]
@@ -23,7 +24,7 @@ def matmuls(stationary, moving, count):
 
 
 def transposes(x, count):
-    """nc_transpose on the Tensor engine."""
+    """Repeat nc_transpose on the Tensor engine, which writes four PSUM tiles in turn."""
     tile = load(x)
     out = nl.ndarray((x.shape[1], x.shape[0]), dtype=x.dtype, buffer=nl.shared_hbm)
     banks = [psum((x.shape[1], x.shape[0]), x.dtype) for _ in range(4)]
@@ -33,7 +34,7 @@ def transposes(x, count):
 
 
 def activations(x, count, function, from_psum, chained=False):
-    """Repeat `activation` with `function`, reading from SBUF or from PSUM."""
+    """Repeat `activation` with the function named `function`, with a zero bias unless it is "copy"."""
     source = _source(x, from_psum)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     bias = constant((x.shape[0], 1), 0.0)
@@ -49,7 +50,7 @@ def activations(x, count, function, from_psum, chained=False):
 
 
 def vector_copies(x, count, from_psum):
-    """tensor_copy on the Vector engine."""
+    """Repeat tensor_copy to SBUF on the Vector engine."""
     source = _source(x, from_psum)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     result = source
@@ -60,7 +61,10 @@ def vector_copies(x, count, from_psum):
 
 
 def reductions(x, count, from_psum, operator, middle=1):
-    """tensor_reduce along the free axis, or, with `middle` > 1, along a middle axis of that size."""
+    """Repeat tensor_reduce along the free axis, or along a middle axis of size `middle` if that is larger than 1.
+
+    The result is [128, 1], or [128, N / middle]. `operator` names a function of `nki.language`.
+    """
     source = _source(x, from_psum)
     rows, columns = x.shape
     width = columns // middle if middle > 1 else 1
@@ -77,7 +81,7 @@ def reductions(x, count, from_psum, operator, middle=1):
 
 
 def tensor_scalars(x, count):
-    """tensor_scalar from SBUF to SBUF with a per-partition operand."""
+    """Repeat tensor_scalar from SBUF to SBUF on the Vector engine, with a per-partition operand."""
     source = load(x)
     operand = constant((x.shape[0], 1), 1.0)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -91,7 +95,7 @@ def tensor_scalars(x, count):
 
 
 def additions(x, y, count):
-    """tensor_tensor of two SBUF tiles; y [128, 1] is broadcast along the free axis."""
+    """Repeat tensor_tensor of two SBUF tiles on the Vector engine; y [128, 1] is broadcast along the free axis."""
     left, right = load(x), load(y)
     if right.shape[1] < left.shape[1]:
         right = right.ap(pattern=[[1, left.shape[0]], [0, left.shape[1]]])
@@ -104,7 +108,7 @@ def additions(x, y, count):
 
 
 def reciprocals_then_scales(x, count):
-    """Repeat `reciprocal` and, on its result, `tensor_scalar`: the hand-off on one engine."""
+    """Repeat `reciprocal` and, on its result, `tensor_scalar`; each waits for the one before on the same engine."""
     source = load(x)
     out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     result = source
@@ -117,7 +121,7 @@ def reciprocals_then_scales(x, count):
 
 
 def table_loads(x, count):
-    """Activations whose functions lie in different tables, in turn."""
+    """Repeat activations whose functions are in different activation tables, so that each loads its table."""
     source = load(x)
     bias = constant((x.shape[0], 1), 0.0)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -129,7 +133,7 @@ def table_loads(x, count):
 
 
 def register_loads(x, count):
-    """register_load from HBM."""
+    """Repeat register_load of x [1, 1] from HBM into a new register."""
     tile = load(x)
     for _ in range(count):
         nisa.register_load(nisa.register_alloc(), x)
@@ -138,7 +142,7 @@ def register_loads(x, count):
 
 
 def core_barriers(x, count):
-    """core_barrier between the two cores of a logical core."""
+    """Repeat core_barrier between the two physical cores of a logical core; core 0 then stores x."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for _ in range(count):
         nisa.core_barrier(out, (0, 1))
@@ -148,6 +152,7 @@ def core_barriers(x, count):
 
 
 def _source(x, from_psum):
+    """Load x into SBUF and return the tile, or its copy in PSUM if `from_psum`."""
     tile = load(x)
     if not from_psum:
         return tile
@@ -157,6 +162,7 @@ def _source(x, from_psum):
 
 
 def _stored(out, tile):
+    """Store a tile of SBUF or PSUM to `out` in HBM and return `out`."""
     if tile.buffer == nl.psum:
         result = sbuf(tile.shape, out.dtype)
         nisa.tensor_copy(dst=result, src=tile, engine=nisa.vector_engine)

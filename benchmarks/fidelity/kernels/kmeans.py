@@ -1,4 +1,4 @@
-"""The assignment step of k-means: for each point [D] the nearest of K centroids, by matmul and arg-max."""
+"""The assignment step of k-means: the nearest of K centroids for each point, by matmul and arg-max."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, load, load_repe
 
 
 def assign(points_t, centroids_t, norms):
-    """points_t [D, N], centroids_t [D, K], norms [1, K]: per 128 points all scores, then max and its index.
+    """Return the indices of the eight nearest centroids of each point, uint32 [N, 8], the nearest first.
 
-    The Vector engine takes the scores out of PSUM, adding minus half of each centroid's square, and searches them.
+    For each 128 points, scores are the products with the centroids plus `norms`, added by the Vector engine on the
+    way out of PSUM. points_t is [D, N] and centroids_t [D, K]; norms [1, K] are minus half of each centroid's squared
+    norm.
     """
     depth, count = points_t.shape
     centroids = centroids_t.shape[1]

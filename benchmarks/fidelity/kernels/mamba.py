@@ -1,6 +1,10 @@
-"""The selective scan of Mamba for one batch: per state exp(delta a), delta u b, a scan along the tokens, times c."""
+"""The selective scan of Mamba for one batch element.
 
-# delta and u [channels, tokens], a [channels, states], b and c [states, tokens]; products are summed over the states.
+h_t = exp(delta_t a) h_(t-1) + delta_t u_t b_t, y_t = sum of c_t h_t. The sum is over the states. delta and u are
+[channels, tokens], a [channels, states], b and c [states, tokens], and the result y is [channels, tokens]; all are in
+HBM.
+"""
+
 from __future__ import annotations
 
 import nki.isa as nisa
@@ -10,7 +14,10 @@ from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, broadcast, cons
 
 
 def states_outermost(delta, u, a, b, c):
-    """Scan with the loop over states outermost: delta and u are loaded, and multiplied, again for every state."""
+    """Return the scan with the loop over states outermost.
+
+    Delta and u are loaded and multiplied again for each state.
+    """
     channels, tokens = delta.shape
     states = a.shape[1]
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
@@ -36,10 +43,10 @@ def states_outermost(delta, u, a, b, c):
 
 
 def channels_outermost(delta, u, a, b, c, chunk=None):
-    """Scan with the loop over channels outermost: delta and u are loaded once, `chunk` tokens at a time, or all.
+    """Return the scan with the loop over channels outermost; delta and u are loaded once.
 
-    Instructions are as long as a chunk. A row of b or c that is wider than a bank of PSUM is spread into SBUF, so that
-    the Vector engine reads both operands from there.
+    chunk: tokens that are loaded at a time, None for all. A chunk longer than 512 tokens is one instruction long, and
+    its rows of b and c are broadcast into SBUF. A shorter one has b and c broadcast into PSUM.
     """
     channels, tokens = delta.shape
     states = a.shape[1]
@@ -75,7 +82,7 @@ def channels_outermost(delta, u, a, b, c, chunk=None):
 
 
 def _spread(row, ones):
-    """Broadcast a row [1, n] of HBM, wider than a bank of PSUM, to every partition of an SBUF tile."""
+    """Broadcast a row [1, n] of HBM to every partition of a new float32 SBUF tile, 512 columns at a time."""
     columns = row.shape[1]
     narrow = load(row)
     wide = sbuf((PARTITIONS, columns), nl.float32)
@@ -86,7 +93,11 @@ def _spread(row, ones):
 
 
 def _state(total, delta, grown, rate, pair, zero, initial):
-    """Add one state's part to `total`; pair is b and c, spread over the partitions."""
+    """Add one state's contribution to `total` and return the last column of the state, [128, 1].
+
+    delta, grown: step sizes and step sizes times u, [128, tokens]. rate: the state's column of a. pair: rows of b and
+    c on every partition. zero: bias [128, 1]. initial: state before the first token, a number or [128, 1].
+    """
     shape = delta.shape
     decay, fed, state, read = [sbuf(shape, nl.float32) for _ in range(4)]
     nisa.activation(dst=decay, op=nl.exp, data=delta, scale=rate, bias=zero)

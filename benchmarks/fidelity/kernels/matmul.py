@@ -1,6 +1,7 @@
-"""Matrix products c [M, N] = a [M, K] b [K, N] in tiles of 128 x 128 x 512, by where their operands wait.
+"""Matrix products c [M, N] = a [M, K] b [K, N] in tiles of 128 x 128 x 512, which differ in when operands are loaded.
 
-`a` is given as a_t [K, M] except where its transposes are the point.
+Operands and results are in HBM. `a_t` is the transpose of a, [K, M]; kernels that take `a` transpose its tiles on the
+Tensor engine. Sizes are multiples of the tiles or blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.fidelity.kernels.common import (
 
 
 def reloaded(a_t, b, mode="none"):
-    """Multiply in a plain triple loop that loads both operands for every matmul."""
+    """Return the product, by a triple loop that loads both operands for each matmul; `mode` names the dge_mode."""
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -39,7 +40,7 @@ def reloaded(a_t, b, mode="none"):
 
 
 def hoisted(a_t, b):
-    """Operands of a row of output tiles loaded before the inner loops: a_t's column block once, b per row."""
+    """Return the product, with a_t's column block loaded once per row of output tiles, and b once per output tile."""
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -52,7 +53,10 @@ def hoisted(a_t, b):
 
 
 def free_blocked(a_t, b, block_rows=256, block_columns=1024):
-    """Blocks along both free dims: every operand tile of a block is loaded once for the block."""
+    """Return the product by blocks of M and N.
+
+    A block of `block_rows` columns of a_t is loaded once, and b's block once per pair of blocks.
+    """
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -70,9 +74,9 @@ def free_blocked(a_t, b, block_rows=256, block_columns=1024):
 
 
 def blocked(a_t, b, block_m=4, block_n=1, block_k=8):
-    """Blocks of all three dims, in tiles; the operands of a block are loaded before its products.
+    """Return the product by blocks of M, N and K, whose operands are loaded before the block's matmuls.
 
-    Each block of K is added to the sum in SBUF by the Vector engine.
+    Block sizes count tiles. The Vector engine adds each block of K to the sum in SBUF.
     """
     depth, rows = a_t.shape
     columns = b.shape[1]
@@ -111,7 +115,10 @@ def blocked(a_t, b, block_m=4, block_n=1, block_k=8):
 
 
 def single_bank(a_t, b):
-    """As blocked, but all accumulation groups take turns in one PSUM bank, each waiting for the last to be read."""
+    """Return the product by blocks of M, with all accumulation groups in the same PSUM bank.
+
+    Each group waits until the result of the one before has been read. Blocks have 512 rows and 512 columns.
+    """
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -131,11 +138,15 @@ def single_bank(a_t, b):
 
 
 def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
-    """Multiply a [M, K] by b [K, N], with a's tiles transposed on the Tensor engine.
+    """Return a [M, K] times b [K, N], with a's tiles transposed on the Tensor engine.
 
-    norm: rows of a are divided by their root mean square and multiplied by norm [1, K]. residual is added to a before.
-    resident: b waits in SBUF for all rows; else it is loaded again for every 128 rows. transposed_b: b is [N, K], and
-    is transposed as well.
+    Args:
+        a: [M, K].
+        b: [K, N], or [N, K] if `transposed_b`.
+        resident: b is loaded once and stays in SBUF; else it is loaded again for each 128 rows of a.
+        norm: Gains [1, K] of an RMSNorm of a's rows, or None for no RMSNorm.
+        residual: [M, K], added to a before the RMSNorm, or None.
+        transposed_b: Tiles of b are transposed as well; needs `resident`.
     """
     rows, depth = a.shape
     columns = b.shape[0] if transposed_b else b.shape[1]
@@ -162,7 +173,10 @@ def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
 
 
 def columns_outermost(a, b):
-    """Multiply a [M, K] by b [K, N], both resident: blocks of 512 columns outermost, a transposed in the first only."""
+    """Return a [M, K] times b [K, N] with the loop over 512 columns outermost; both operands are loaded once.
+
+    a is transposed in the first iteration, and its transposed tiles stay in SBUF.
+    """
     rows, depth = a.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
@@ -180,9 +194,9 @@ def columns_outermost(a, b):
 
 
 def column_blocks(a, b, block_columns=1024, resident=False):
-    """Multiply a [M, K] by b [K, N] by blocks of columns: a's tiles are loaded and transposed again for every block.
+    """Return a [M, K] times b [K, N] by blocks of columns; a's tiles are loaded and transposed again for each block.
 
-    resident: a block of b waits in SBUF for all rows, else it does not fit and is loaded again for every 128 rows.
+    resident: a block of b stays in SBUF for all rows; else it is loaded again for each 128 rows.
     """
     rows, depth = a.shape
     columns = b.shape[1]
@@ -213,7 +227,10 @@ def column_blocks(a, b, block_columns=1024, resident=False):
 
 
 def contraction_first(a_t, b, block_rows=1024, block_columns=1024):
-    """a_t [K, M] times b [K, N] by blocks of rows, whose a waits in SBUF, and columns, whose b is loaded per block."""
+    """Return a_t [K, M] transposed, times b [K, N], by blocks of rows and columns.
+
+    A block of a_t stays in SBUF for all columns; a block of b is loaded for each block of rows.
+    """
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -238,7 +255,7 @@ def contraction_first(a_t, b, block_rows=1024, block_columns=1024):
 
 
 def batched(a, b):
-    """Multiply a [B, M, K] by b [B, K, N], K at most 128; a's tiles are transposed again for every 1024 columns."""
+    """Return a [B, M, K] times b [B, K, N], K at most 128; a's tiles are transposed again for each 1024 columns."""
     batches, rows, depth = a.shape
     columns = b.shape[2]
     c = nl.ndarray((batches, rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
@@ -260,7 +277,7 @@ def batched(a, b):
 
 
 def double_row(a_t, b):
-    """fp8: two rows of the contraction in one instruction; a_t [K, M], b [K, N]."""
+    """Return an fp8 product in bfloat16, with two rows of the contraction in one instruction; a_t [K, M], b [K, N]."""
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=nl.bfloat16, buffer=nl.shared_hbm)
@@ -283,7 +300,7 @@ def double_row(a_t, b):
 
 
 def transposed(tile):
-    """Transpose each 128 x 128 block of a tile [128, K] and return the list of them."""
+    """Return the transposes of a tile's 128 x 128 blocks, as a list of SBUF tiles; the tile is [128, K]."""
     out = []
     for k in range(0, tile.shape[1], PARTITIONS):
         bank = psum((PARTITIONS, PARTITIONS), tile.dtype)
@@ -293,7 +310,10 @@ def transposed(tile):
 
 
 def _right(b, transposed_b):
-    """By block of columns, in the order of use, the tiles [128, 512] of b."""
+    """Load b and return its SBUF tiles [128, 512]: for each block of 512 columns, the list over K.
+
+    With `transposed_b`, b is [N, K] in HBM and its tiles are transposed.
+    """
     if not transposed_b:
         return [
             [load(b[k : k + PARTITIONS, n : n + BANK]) for k in range(0, b.shape[0], PARTITIONS)]
@@ -311,6 +331,7 @@ def _right(b, transposed_b):
 
 
 def _normalised(tile, weight, epsilon):
+    """Return the RMSNorm of each row of an SBUF tile, times `weight` of the tile's shape, as a new tile."""
     rows, columns = tile.shape
     squares = sbuf(tile.shape, nl.float32)
     total = sbuf((rows, 1), nl.float32)
@@ -324,6 +345,10 @@ def _normalised(tile, weight, epsilon):
 
 
 def _product(c, left, right, m, n):
+    """Compute one output tile and store it to c in HBM at row `m`, column `n`.
+
+    left: stationary tiles [128, 128], right: moving tiles [128, columns], both over K.
+    """
     columns = right[0].shape[1]
     bank = psum((PARTITIONS, columns))
     for k in range(len(left)):

@@ -1,4 +1,4 @@
-"""z = GELU(x w + bias): in one launch with the activation on chip, or in two with y = x w + bias in HBM between."""
+"""z = GELU(x w + bias), in one launch with the activation on chip, or in two with x w + bias in HBM between."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ from benchmarks.fidelity.kernels.common import (
 
 
 def gemm(x_t, w, bias, activation, resident, mode="none"):
-    """x_t [K, M], w [K, N], bias [1, N]; activation "gelu", "tanh" (GELU from multiplies and one sigmoid) or None.
+    """Return z [M, N] = activation(x w + bias) for x_t [K, M], w [K, N] and bias [1, N], all in HBM.
 
-    The compiler moves a load out of the loops in which its address stays the same: x's tiles are loaded once per row
-    of output tiles; w's once in all where they fit (`resident`), else again for every row. The bias is spread over
-    the partitions by the Tensor engine, for every output tile. A w that is loaded again and again comes by turns
-    through both hardware queues, if `mode` is hwdge.
+    A load whose address does not change inside a loop is moved out of the loop, as the compiler does. The Tensor
+    engine broadcasts the bias to all partitions for each output tile.
+
+    Args:
+        x_t: Transpose of x; its tiles are loaded once per row of output tiles.
+        w: Weights.
+        bias: Bias.
+        activation: "gelu", "tanh" (GELU from multiplies and a sigmoid), or None.
+        resident: w is loaded once and stays in SBUF. Else it is loaded for each row of output tiles, alternately
+            through
+            two hardware queues if `mode` is "hwdge".
+        mode: Name of the dge_mode.
     """
     depth, rows = x_t.shape
     columns = w.shape[1]
@@ -58,7 +66,7 @@ def gemm(x_t, w, bias, activation, resident, mode="none"):
 
 
 def gelu(y, mode="none"):
-    """Compute z = GELU(y), tile by tile through HBM."""
+    """Return z = GELU(y) for y in HBM, tile by tile; `mode` names the dge_mode."""
     rows, columns = y.shape
     z = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)
@@ -71,7 +79,7 @@ def gelu(y, mode="none"):
 
 
 def tanh_gelu(x, zero):
-    """0.5 x (1 + tanh(0.798 (x + 0.0447 x^3))) step by step, tanh(v) as 2 sigmoid(2 v) - 1."""
+    """Return 0.5 x (1 + tanh(0.798 (x + 0.0447 x^3))) as a new SBUF tile, with tanh(v) as 2 sigmoid(2 v) - 1."""
     cube = sbuf(x.shape, x.dtype)
     nisa.tensor_tensor(dst=cube, data1=x, data2=x, op=nl.multiply)
     nisa.tensor_tensor(dst=cube, data1=cube, data2=x, op=nl.multiply)

@@ -1,4 +1,7 @@
-"""Before the experts of a fused mixture: RMSNorm of the token, scores of the experts, the best of them."""
+"""Steps of a fused mixture before its experts: RMSNorm of the token, router scores, choice of the best eight experts.
+
+A token of H elements is an SBUF tile [128, H / 128].
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _EPSILON = 1.0e-6
 
 
 def normalised(x, gamma):
-    """RMSNorm of a token [1, H] with gains [1, H], as [128, H / 128]."""
+    """Return the RMSNorm of a token x [1, H] in HBM with gains [1, H], as an SBUF tile [128, H / 128] of x's dtype."""
     columns, gains = _turned(x), _turned(gamma)
     squares, sums = sbuf(columns.shape, nl.float32), sbuf((PARTITIONS, 1), nl.float32)
     nisa.activation(dst=squares, op=nl.square, data=columns)
@@ -35,10 +38,13 @@ def normalised(x, gamma):
 
 
 def routed(token, router, loads, prepared):
-    """Weights of the best eight experts on every partition, and their numbers [1, 8].
+    """Return the routing weights of the best eight experts, which add up to 1, and their ids.
 
-    router [H, E] comes in `loads` DMAs, whose descriptors are `prepared` when the kernel is loaded, or software writes
-    them.
+    router [H, E] in HBM comes in `loads` DMAs. Their descriptors are prepared when the kernel is loaded if `prepared`,
+    else software writes them.
+
+    Returns:
+        The weights on every partition, float32 [128, 8]; the ids, uint32 [1, 8]. Both are in SBUF.
     """
     depth, count = router.shape
     blocks = depth // PARTITIONS
@@ -66,9 +72,9 @@ def routed(token, router, loads, prepared):
 
 
 def quantised(columns, by_shuffles):
-    """Columns scaled by their largest magnitude, which is looked for over the partitions as well, for fp8.
+    """Return the columns times 240 / their largest element, for fp8, as a new bfloat16 SBUF tile.
 
-    by_shuffles: steps of shuffles find it, else GpSimd.
+    That element is the maximum over all partitions, found by shuffles if `by_shuffles`, else by GpSimd.
     """
     largest, one = sbuf((PARTITIONS, 1), nl.float32), sbuf((1, 1), nl.float32)
     nisa.tensor_reduce(dst=largest, op=nl.maximum, data=columns, axis=1)
@@ -87,7 +93,7 @@ def quantised(columns, by_shuffles):
 
 
 def _turned(row):
-    """Load a row [1, H] of HBM in blocks and transpose them on the Tensor engine to [128, H / 128]."""
+    """Load a row [1, H] of HBM in blocks and transpose them on the Tensor engine to an SBUF tile [128, H / 128]."""
     blocks = row.shape[1] // PARTITIONS
     flat = load(row.reshape((blocks, PARTITIONS)))
     bank = psum((PARTITIONS, blocks), row.dtype)
@@ -96,7 +102,10 @@ def _turned(row):
 
 
 def _spread(row):
-    """Broadcast a row [1, n] to every partition: copied to the first one, shuffled to the others."""
+    """Broadcast a row [1, n] to every partition of a new float32 SBUF tile [128, n].
+
+    The row is copied to partition 0 and shuffled to the others.
+    """
     wide = sbuf((PARTITIONS, row.shape[1]), nl.float32)
     nisa.tensor_copy(dst=wide[0:1, :], src=row)
     for quadrant in range(_QUADRANTS):
@@ -107,6 +116,7 @@ def _spread(row):
 
 
 def _to_sum_one(row):
+    """Divide an SBUF row [1, n] by its sum, in place."""
     total = sbuf((1, 1), nl.float32)
     nisa.tensor_reduce(dst=total, op=nl.add, data=row, axis=1)
     nisa.activation(dst=total, op=nl.reciprocal, data=total)
@@ -114,7 +124,10 @@ def _to_sum_one(row):
 
 
 def _largest_by_shuffles(column):
-    """Reduce a column of 128 partitions to its maximum [1, 1]: five shuffles in every quadrant, then over quadrants."""
+    """Return the maximum of a column [128, 1] as a tile [1, 1].
+
+    It takes five shuffles in each quadrant of 32 partitions, then maxima over the quadrants.
+    """
     size = PARTITIONS // _QUADRANTS
     largest = None
     for quadrant in range(_QUADRANTS):

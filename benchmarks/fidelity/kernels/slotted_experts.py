@@ -1,7 +1,8 @@
-"""Mixtures of experts for a batch of tokens on one core: an expert is one block, applied to pairs of token and expert.
+"""A mixture of experts for a batch of tokens on one core; an expert's weights are one block, loaded in one DMA.
 
-Work is cut into slots, one expert and up to `lanes` pairs each, and slots into groups that share instructions of the
-Vector and Scalar engines. A step loads the next group, projects gate and up of its own and finishes the one before.
+A pair is a token and one of its chosen experts. A slot is one expert with up to `lanes` pairs: a lane is one pair's
+position in its slot. A group of slots shares instructions of the Vector and Scalar engines. Each iteration loads the
+weights of the next group, computes gate and up of the current one, and finishes the group before.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ _RING = 3  # groups of tiles for experts
 
 
 def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
-    """Compute `loads` of the slots with an expert's block; the others find none and compute on what lies there.
+    """Return the experts' outputs for a batch of tokens, in the shape of x.
 
-    indices, weights [1, S]: expert and weight of each slot. blocks [E, 128, F]: H columns of gate and up, H / 2 of
-    down, and the scales of both. One lane: x is [128, T, H / 128], and a slot's token is known before. More: x is
-    [T, H]; tokens are gathered into lanes by a product with zeros and ones, at most 128 lanes at a time, and what comes
-    out of the lanes is turned and added up by another.
+    With one lane, a slot's token is known beforehand. With more, tokens are gathered into lanes by a matmul with
+    zeros and ones, at most 128 lanes at a time, and outputs are transposed and added up by another.
+
+    Args:
+        x: Tokens: [128, T, H / 128] with one lane, else [T, H].
+        indices: Expert id of each slot, [1, S].
+        weights: Routing weight of each slot, [1, S].
+        blocks: Experts' weights [E, 128, F]: H columns of gate and up, H / 2 of down, then the scales of both.
+        loads: Number of slots that load their expert; later slots compute with what the tiles contain.
+        lanes: Pairs per slot.
+        group: Slots per group.
     """
     slots = indices.shape[1]
     depth = x.shape[1] if lanes > 1 else x.shape[2] * PARTITIONS
@@ -83,7 +91,10 @@ def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
 
 
 def _spread(row):
-    """Broadcast a row [1, n], at most a bank of it, to every partition by a matmul with ones."""
+    """Broadcast a row [1, n], at most its first 512 elements, to every partition of a new float32 SBUF tile.
+
+    The broadcast is a matmul with ones.
+    """
     size = min(row.shape[1], BANK)
     bank, wide = psum((PARTITIONS, size)), sbuf((PARTITIONS, size), nl.float32)
     nisa.nc_matmul(dst=bank, stationary=constant((1, PARTITIONS), 1.0), moving=row[:, 0:size])
@@ -92,7 +103,10 @@ def _spread(row):
 
 
 def _planned(numbers):
-    """Which lane every pair takes: pairs are compared with the experts on the partitions, counted and summed up."""
+    """Compute the lane of each pair: compare the slots' experts with those on the partitions, count and add up.
+
+    The result is not used; only its time matters. numbers: expert ids [1, S] in SBUF.
+    """
     row = sbuf(numbers.shape, nl.float32)
     nisa.tensor_copy(dst=row, src=numbers)
     pairs = _spread(row)
@@ -111,6 +125,10 @@ def _planned(numbers):
 
 
 def _fetch(tiles, blocks, numbers, first, loads):
+    """Load the blocks of the slots from `first` on into `tiles`, one each, and stop at slot `loads`.
+
+    numbers: expert ids [1, S] in SBUF.
+    """
     _, rows, columns = blocks.shape
     for s in range(len(tiles)):
         if first + s >= loads:
@@ -123,7 +141,10 @@ def _fetch(tiles, blocks, numbers, first, loads):
 
 
 def _gathered(tokens, placement):
-    """Gather the tokens of a block of lanes as [128, H / 128, lanes], from tokens [T, H] and places [T, lanes]."""
+    """Return the tokens of a block of lanes as an SBUF tile [128, H / 128, lanes].
+
+    tokens is [T, H]; placement [T, lanes] has a one where the lane has the token.
+    """
     blocks, lanes = tokens.shape[1] // PARTITIONS, placement.shape[1]
     moving = sbuf((PARTITIONS, blocks, lanes), tokens.dtype)
     together = BANK // lanes
@@ -138,7 +159,10 @@ def _gathered(tokens, placement):
 
 
 def _lane(tokens, moving, slot, slots_per_block, lanes, chosen):
-    """Return the moving operand [128, H / 128, lanes] of a slot's weights."""
+    """Return the moving operand [128, H / 128, lanes] of a slot: the token with one lane, else its columns of `moving`.
+
+    chosen: experts per token.
+    """
     if lanes == 1:
         token = tokens[:, min(slot // max(chosen, 1), tokens.shape[1] - 1), :]
         return token.reshape((PARTITIONS, token.shape[1], 1))
@@ -147,7 +171,13 @@ def _lane(tokens, moving, slot, slots_per_block, lanes, chosen):
 
 
 def _gate_and_up(columns, tiles, depth, halves):
-    """Both projections of a group, scaled and added up, with the scales of what follows."""
+    """Compute the gate and up projections of a group of slots, scaled and added up.
+
+    columns: moving operand of each slot. halves: columns [128, 1] that select the gate rows and the up rows.
+
+    Returns:
+        The projections [128, 2, group * lanes], and the scales of the down projections [128, group, H / 128], float32.
+    """
     blocks, lanes, group = depth // PARTITIONS, columns[0].shape[2], len(columns)
     bank = psum((PARTITIONS, group, blocks, lanes))
     for s in range(group):
@@ -173,7 +203,14 @@ def _gate_and_up(columns, tiles, depth, halves):
 
 
 def _down(begun, tiles, depth, fold, halves, lanes):
-    """Finish a group of slots: fold up rows onto gate rows, apply SiLU, the down projection and its scales."""
+    """Finish a group of slots: fold up rows onto gate rows, apply SiLU and the down projection.
+
+    With one lane, the down projection's scales are applied too. begun: result of `_gate_and_up`. fold: stationary
+    operand of the fold.
+
+    Returns:
+        The products: float32 [128, group, H / 128] with one lane, else bfloat16 [128, H / 128, group * lanes].
+    """
     pair, later = begun
     group, blocks = len(tiles), depth // PARTITIONS
     bank = psum(pair.shape)
@@ -204,7 +241,7 @@ def _down(begun, tiles, depth, fold, halves, lanes):
 
 
 def _routed(outputs, placement, total):
-    """Transpose the lanes' outputs [128, H / 128, lanes] and add them to their tokens' totals [T, H]."""
+    """Transpose the lanes' outputs [128, H / 128, lanes] and add them to the tokens' sums `total` [T, H] in SBUF."""
     blocks, lanes = outputs.shape[1:]
     turned = sbuf((lanes, blocks * PARTITIONS), outputs.dtype)
     for first in range(0, blocks, 4):

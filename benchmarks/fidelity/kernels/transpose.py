@@ -9,7 +9,10 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, evacuate, load, psum
 
 
 def by_tiles(x):
-    """Load 128 x 128, transpose into PSUM, copy out on the Scalar engine, store to the mirrored place."""
+    """Return the transpose of x [M, N] in HBM: 128 x 128 tiles are loaded, transposed into PSUM, copied out and stored.
+
+    The Scalar engine copies from PSUM.
+    """
     rows, columns = x.shape
     out = nl.ndarray((columns, rows), dtype=x.dtype, buffer=nl.shared_hbm)
     for row in range(0, rows, PARTITIONS):

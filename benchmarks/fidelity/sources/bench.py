@@ -1,4 +1,4 @@
-"""The predicted times of public sources: each is launched dry in a process of its own, and placed in time."""
+"""Predicted times of public kernels: each is launched dry in a forked process and scheduled."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
 
 @dataclass(frozen=True)
 class Outcome:
-    """The predicted device times of one source, start and end of the kernel included, or why there are none.
+    """Predicted device times of one source, including the kernel's start and end, or the reason why there are none.
 
-    `schedule` tells who decided the order when the kernel was timed. `floor_us` is what the peaks allow at least,
-    without start and end. `work` tells what the launch does: bytes and numbers of DMAs and FLOP of its cores, and how
-    long each engine is busy under the reading that counts.
+    reading: the reading whose time is compared with the measurement. predicted_us: times by reading, empty without a
+    prediction. floor_us: lower bound from the peak rates, without start and end. work: for each core, counts of
+    events, DMAs, their bytes and descriptors, and FLOP; and the busy time of each engine in us under `reading`.
+    schedule: what decided the order of the measured kernel.
     """
 
     source: Source
@@ -45,15 +46,15 @@ class Outcome:
 
     @property
     def covered(self) -> bool:
-        """The kernel ran."""
+        """Whether the kernel ran and has predicted times."""
         return bool(self.predicted_us)
 
     def time_us(self, reading: Reading | None = None) -> float:
-        """Return the predicted time in us under a reading, by default the one that counts."""
+        """Return the predicted time in us under a reading, by default `self.reading`."""
         return self.predicted_us[reading or self.reading]
 
     def error(self, reading: Reading | None = None) -> float:
-        """Predicted over measured, less one."""
+        """Return the relative error: predicted time over measured time, minus 1; the reading is as in `time_us`."""
         return self.time_us(reading) / self.source.measured_us - 1.0
 
 
@@ -63,13 +64,20 @@ def source_outcomes(
     readings: Sequence[Reading] = tuple(Reading),
     main: Reading | None = None,
 ) -> list[Outcome]:
-    """Predict every source, one after another; `main` is the reading that counts, or None for that of each kernel."""
+    """Return one outcome per source, in order. No error of a kernel is raised; it becomes the reason of its outcome.
+
+    Args:
+        sources: Published launches.
+        clones: Clones by repository, from `recognised`.
+        readings: Readings to predict besides the main one.
+        main: Reading whose error is reported, the same for all. None: the reading of each kernel's `Schedule`.
+    """
     _prepare()
     return [_outcome(source, clones, readings, main) for source in sources]
 
 
 def _prepare() -> None:
-    """Import what every launch needs, once, before copies of this process are made."""
+    """Install the simulator as `nki` in this process, so that the forked processes need not import it again."""
     import simulate
 
     simulate.install("simulate")
@@ -78,6 +86,10 @@ def _prepare() -> None:
 def _outcome(
     source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
 ) -> Outcome:
+    """Predict a source in a forked process limited to `_SECONDS` and `_MEMORY_BYTES`, and return its outcome.
+
+    The outcome has a reason instead of times if the process ends without a result.
+    """
     limits = Limits(_SECONDS, _MEMORY_BYTES)
     result = reply(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
     if result is None:
@@ -86,14 +98,25 @@ def _outcome(
     if "reason" in result:
         return Outcome(source, result["reason"])
     times = {Reading(name): time_us for name, time_us in result["predicted_us"].items()}
-    who = Schedule(result["schedule"])
-    return Outcome(source, "", main or who.reading, times, result["floor_us"], result["work"], who)
+    measured_schedule = Schedule(result["schedule"])
+    return Outcome(
+        source,
+        "",
+        main or measured_schedule.reading,
+        times,
+        result["floor_us"],
+        result["work"],
+        measured_schedule,
+    )
 
 
 def _predicted(
     source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
 ) -> dict[str, Any]:
-    """Predict a source in the forked process; an error of foreign code becomes the reason of its entry."""
+    """Return the fields of an outcome as a JSON object, or an object with a `reason` for any exception of the kernel.
+
+    It runs in the forked process.
+    """
     try:
         return _placed(source, clones, readings, main)
     except NotCovered as reason:
@@ -107,6 +130,10 @@ def _predicted(
 def _placed(
     source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
 ) -> dict[str, Any]:
+    """Launch a source dry, schedule it under each reading, and return the fields of its outcome as a JSON object.
+
+    Raises NotCovered for an unknown target or a launch that cannot be built.
+    """
     try:
         chip = hardware(source.target)
     except InvalidArgument:
@@ -135,6 +162,7 @@ def _placed(
 
 
 def _work(stream: Stream) -> dict[str, int]:
+    """Return counts of one core's stream: events, FLOP, DMAs, DMA bytes and DMA descriptors."""
     costs = [stream.costs[number] for number in stream.cost_ids]
     dmas = [cost.dma for cost in costs if cost.dma is not None]
     return {
@@ -147,14 +175,16 @@ def _work(stream: Stream) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to one that JSON has; NaN, which a file may hold, becomes text."""
+    """Return a bool, an int or a string unchanged, and any other value as one line of text; JSON has no NaN."""
     return value if isinstance(value, (bool, int, str)) else one_line(value)
 
 
 def sources_as_json(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
-    """One object per source, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
+    """Return one JSON object per source, in order.
 
-    `host_overhead_ns`, the host's part of these times, is 0: they are the device's.
+    `time_us` is the prediction that `error` is computed from, `reading` names its reading, and `predicted_us` has the
+    times of all readings. `host_overhead_ns` is 0, because all these times are the device's. A source without a
+    prediction has a `reason` instead.
     """
     out = []
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Clones of the repositories that hold the measured kernels."""
+"""Clones of the repositories whose kernels were measured, recognised by a folder that each repository has."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ _FOLDERS = {LIBRARY: "src/nkilib_src/nkilib", AUTOTUNE: "kernel_library"}
 
 @dataclass(frozen=True)
 class Clone:
-    """A folder with the files of a repository; `commit` as git describes it, "" where git does not know."""
+    """A folder with the files of a repository; `commit` is the output of `git describe`, "" if git does not know it."""
 
     repo: str
     folder: Path
     commit: str
 
     def files(self) -> Iterator[Path]:
-        """Iterate over the Python files that a launch may read."""
+        """Yield the Python files that a launch may import, those below the repository's folder in `_FOLDERS`."""
         return (self.folder / _FOLDERS[self.repo]).rglob("*.py")
 
 
 def recognised(folders: Sequence[str]) -> dict[str, Clone]:
-    """Return the clones by repository. Raises InvalidArgument for a folder that is no clone of one with kernels."""
+    """Return the clones in some folders, by repository.
+
+    Raises:
+        InvalidArgument: if a folder is not a clone of a known repository, or two folders are clones of the same one.
+    """
     clones: dict[str, Clone] = {}
     for name in folders:
         folder = Path(name).resolve()
@@ -44,7 +48,7 @@ def recognised(folders: Sequence[str]) -> dict[str, Clone]:
 
 
 def _commit(folder: Path) -> str:
-    """Return the commit of a clone, with `-dirty` where its files differ from it, or "" where git tells none."""
+    """Return the abbreviated commit of a clone, with `-dirty` if its files differ from it, or "" if git fails."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""The reply of a copy of this process, within limits: what foreign code imports or allocates ends with the copy."""
+"""Runs a function in a forked copy of this process, so that foreign code changes nothing here and can be limited."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from nkw.process import Limits
 
 
 def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:
-    """Run `work` in a forked process and return its result by way of JSON, or None where that ends without a reply.
+    """Run `work` in a forked process and return its result, converted to JSON and back.
 
-    The copy prints nothing. It ends after `seconds` on the clock, and where it exceeds `limits`.
+    Returns None if the process ends without a complete result: after `seconds` of wall-clock time, beyond `limits`,
+    or by an exception in `work`. The process prints nothing.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -38,7 +39,10 @@ def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -
 
 
 def _answer(work: Callable[[], Any], seconds: int, limits: Limits | None, write_end: int) -> None:
-    """Never returns: cores' threads may wait, and a plain exit joins them."""
+    """Run `work` in the child process, write its result as JSON to a pipe, and exit; never returns.
+
+    `os._exit` is needed: a normal exit would join the threads of simulated cores, which may wait forever.
+    """
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(seconds)

@@ -1,7 +1,7 @@
-"""The launch of a source: a kernel of a clone, and arguments of the shapes and dtypes that the entry states.
+"""Launches of public kernels: a function of a clone, and arguments of the shapes and dtypes that the entry states.
 
-A builder reads what an entry says of its launch and refuses a field that it does not know, so that no argument is
-left out in silence. What entries leave open is as the library's own tests of these sizes call the kernel.
+A builder takes the fields of an entry that describe its launch. A field that it does not know makes the entry not
+covered, so that none is ignored silently. What an entry leaves open is taken from the library's tests of these sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARTITIONS = 128
 
 @dataclass(frozen=True)
 class Launched:
-    """The kernel of a source, a plain function, its arguments by name, and who decided the order when it was timed."""
+    """A kernel to launch (a plain function), its arguments by name, and what decided the measured kernel's order."""
 
     kernel: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -44,7 +44,10 @@ class Launched:
 
 
 class Fields:
-    """The fields of an entry, each taken once. Raises NotCovered for a value that is none of its kind."""
+    """The fields of an entry that describe its launch. Each method removes the field that it reads.
+
+    A value of the wrong type raises NotCovered.
+    """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._left = dict(fields)
@@ -74,17 +77,19 @@ class Fields:
         return known[value]
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Raise NotCovered if a field is left that no method has taken."""
         if self._left:
             raise NotCovered(f"the launch does not know the field {next(iter(self._left))!r:.40}")
 
 
 def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
-    """Build the launch that a source was timed with. Imports from the clone: for a process of its own.
+    """Return the launch that a source was timed with.
 
-    Raises NotCovered with the reason where there is no clone, no builder or no such kernel.
+    It imports modules of the clone and turns off writing of bytecode, so it is called in a process that ends
+    afterwards. Raises NotCovered if the source has a flaw, its repository has no clone, or no builder or kernel fits
+    it.
     """
-    sys.dont_write_bytecode = True  # a clone stays as it stands
+    sys.dont_write_bytecode = True  # so that no file is added to the clone
     if source.flaw:
         raise NotCovered(source.flaw)
     clone = clones.get(source.repo)
@@ -100,9 +105,10 @@ def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
 
 
 def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
-    """Explicit: the library's test harness compiles every kernel with `disable_backend_optimizations()`.
+    """Return `attention_cte` of the library and its arguments.
 
-    That is in test/utils/kernel_tracer.py of the clone; nki-autotune says that it switches off the compiler's
+    Its schedule is explicit: the library's test harness compiles every kernel with `disable_backend_optimizations()`.
+    That is in test/utils/kernel_tracer.py of the clone. According to nki-autotune it switches off the compiler's
     allocation and instruction scheduling (autotune/src/autotune/runner/types.py).
     """
     heads, keys, queries = fields.size("heads"), fields.size("kv_len"), fields.size("q_len")
@@ -119,10 +125,10 @@ def _attention(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
-    """Explicit, by the same harness as attention.
+    """Return `mlp` of the library and its arguments; the schedule is explicit, by the same harness as attention.
 
-    The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere.
-    Arguments, their shapes and their dtypes follow `build_fused_norm_mlp` of the library's tests.
+    Arguments, their shapes and their dtypes follow `build_fused_norm_mlp` of the library's tests. Entries do not state
+    whether the sum of a fused addition is stored; the tests store it in all decode kernels that have one.
     """
     types = library_module(folder, "utils.common_types")
     batch, seq = fields.size("batch"), fields.size("seq")
@@ -170,10 +176,10 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _qkv(folder: Path, kernel: str, fields: Fields) -> Call:
-    """Explicit, by the same harness as attention.
+    """Return `qkv` of the library and its arguments; the schedule is explicit, by the same harness as attention.
 
-    Arguments, their shapes and their dtypes follow `build_qkv_input` of the library's tests. STATIC has scales for q, k
-    and v, so it needs the numbers of heads. Entries do not state them: one key/value head is assumed.
+    Arguments, their shapes and their dtypes follow `build_qkv_input` of the library's tests. STATIC has scales for q,
+    k and v, so it needs the numbers of heads. Entries do not state them: one key/value head is assumed.
     """
     types = library_module(folder, "utils.common_types")
     batch, seq, hidden = fields.size("batch"), fields.size("seq"), fields.size("hidden")
@@ -211,7 +217,11 @@ def _norm(types: Any, fields: Fields) -> Any:
 
 
 def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
-    """Explicit: kernel_library/README.md requires `enable-instruction-scheduling=false` for both products."""
+    """Return one of the hand-tuned 2048 x 2048 products of nki-autotune and its arguments.
+
+    Its schedule is explicit: kernel_library/README.md requires `enable-instruction-scheduling=false` for both
+    products.
+    """
     dtype = fields.word("dtype", _DTYPES)
     first, inner = fields.word(
         "lhs", {"K x M": ("lhs_T", "matmul/lhsT_rhs"), "M x K": ("lhs", "matmul/lhs_rhs")}
@@ -223,10 +233,11 @@ def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
 
 
 def _rmsnorm_matmul(folder: Path, kernel: str, fields: Fields) -> Call:
-    """Compiler: no file of the repository asks for flags with this kernel.
+    """Return the RMSNorm and matmul kernel of nki-autotune and its arguments.
 
-    The flags of the runner are empty unless a job gives some (`neuronx_cc_args` in
-    autotune/src/autotune/runner/types.py), and without flags the compiler schedules.
+    Its schedule is the compiler's: no file of the repository asks for flags with this kernel. The flags of the runner
+    are empty unless a job gives some (`neuronx_cc_args` in autotune/src/autotune/runner/types.py), and without flags
+    the compiler schedules.
     """
     dtype = fields.word("dtype", _DTYPES)
     call = defined_in(
@@ -253,12 +264,15 @@ _BUILDERS: Mapping[str, Mapping[str, _Builder]] = MappingProxyType(
         },
     }
 )
-"""By repository and by the beginning of a kernel's description; the evidence for who decided the order stands in the
-docstring of the builder."""
+"""By repository and by the beginning of a kernel's description; the builder's docstring has the evidence for
+what decided the order of instructions."""
 
 
 def library_module(folder: Path, name: str, package: str = "core") -> Any:
-    """Import a module of the vendor's library, below nkilib/core or nkilib/experimental."""
+    """Import and return the module `nkilib_src.nkilib.PACKAGE.NAME` of a clone in `folder`.
+
+    The first call adds the clone to `sys.path` and installs the repairs of its files.
+    """
     folder_name = str(folder / "src")
     if folder_name not in sys.path:
         sys.path.insert(0, folder_name)
@@ -267,7 +281,11 @@ def library_module(folder: Path, name: str, package: str = "core") -> Any:
 
 
 def defined_in(folder: Path, pattern: str, function: str) -> Callable[..., Any]:
-    """Load a function from the one file in a folder that matches `pattern`; file names hold figures that change."""
+    """Return a function from the only file in a folder whose name matches the glob `pattern`.
+
+    A pattern is needed because file names contain figures that change. Raises NotCovered unless exactly one file
+    matches.
+    """
     files = sorted(folder.glob(pattern))
     if len(files) != 1:
         raise NotCovered(f"{folder.parent.name}/{folder.name} has {len(files)} files {pattern}, not one")

@@ -1,4 +1,4 @@
-"""Mistakes of published files without which nothing of them runs, corrected while they are imported."""
+"""Corrections, made at import, of mistakes in published files that keep a kernel from running."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ LIBRARY: Mapping[str, Repair] = {
 
 
 class Repairing(importlib.abc.MetaPathFinder):
-    """Imports a module with its repair. A file without the text that the repair replaces is imported unchanged."""
+    """Import finder that replaces text in the source of some modules; the files on disk stay unchanged.
+
+    `repairs` maps a module's full name to the text of the published file and its replacement. A file without that
+    text is imported unchanged.
+    """
 
     def __init__(self, repairs: Mapping[str, Repair]) -> None:
         self._repairs = repairs
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """Return a spec whose loader applies the module's repair, or None for a module without one."""
         if name not in self._repairs:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -36,16 +41,19 @@ class Repairing(importlib.abc.MetaPathFinder):
 
 
 class _Repaired(importlib.machinery.SourceFileLoader):
+    """Loader of a source file that replaces the text of a repair before compiling."""
+
     def __init__(self, name: str, path: str, repair: Repair) -> None:
         super().__init__(name, path)
         self._repair = repair
 
     def get_code(self, fullname: str) -> Any:
+        """Return the code object of the module, compiled from its repaired source."""
         source = self.get_source(fullname)
         assert source is not None, f"{fullname} has a file"
         return compile(source.replace(*self._repair), self.get_filename(fullname), "exec")
 
 
 def install(repairs: Mapping[str, Repair]) -> None:
-    """Repair these modules from now on, in this process."""
+    """Apply repairs to modules imported from now on in this process; modules already imported stay as they are."""
     sys.meta_path.insert(0, Repairing(repairs))

@@ -1,8 +1,8 @@
-"""Published times of kernels whose source is public, as a file of them states them.
+"""Sources: published times of kernels whose source is public, as a file states them.
 
-A file is a JSON object with `entries`, a `target`, and `default_repo` or `repo`: the repository, owner/name, of entries
-that name none. An entry has `kernel`, `lnc`, `measured_us`, and fields that describe its launch. Its field `source`
-names the file that states the time and is not read.
+A file is a JSON object with `entries`, a `target`, and `default_repo` or `repo`: the repository, owner/name, of
+entries that name none. An entry has `kernel`, `lnc`, `measured_us`, and fields that describe its launch. Its field
+`source` names the document that states the time and is not read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _COMMON = ("kernel", "repo", "lnc", "measured_us", "source")
 
 @dataclass(frozen=True)
 class Source:
-    """One launch of a public kernel and its measured time, which includes start and end of the kernel.
+    """One launch of a public kernel and its measured device time in us, which includes start and end of the kernel.
 
-    `number` is its place in the file. `arguments` has the fields that say what is launched; `flaw` is why none can be.
+    number: index of the entry in the file. lnc: physical cores per logical core. arguments: the fields that describe
+    the launch. flaw: why the entry cannot be launched, "" if nothing is wrong with it.
     """
 
     number: int
@@ -36,12 +37,16 @@ class Source:
     flaw: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Everything that tells the launch from others of its kernel."""
+        """Return `lnc` and the fields that describe the launch, by name; launches of one kernel differ in them."""
         return {"lnc": self.lnc, **self.arguments}
 
 
 def read_sources(path: str | Path) -> list[Source]:
-    """Read the entries of a file. Raises InvalidArgument for what holds no times of public sources."""
+    """Return the sources in a file, in its order. An invalid entry is returned too, with its `flaw` set.
+
+    Raises:
+        InvalidArgument: if the file cannot be read or is not a JSON object with a list `entries`.
+    """
     content = read_json(path)
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -54,6 +59,7 @@ def read_sources(path: str | Path) -> list[Source]:
 
 
 def _source(number: int, item: Any, repo: str, target: str) -> Source:
+    """Convert entry `number` of a file to a source; `repo` is its repository if it names none."""
     fields = item if isinstance(item, dict) else {}
     flaws = [] if isinstance(item, dict) else [f"it is a {type(item).__name__}, not an object"]
     lnc, measured = fields.get("lnc"), fields.get("measured_us")
@@ -77,10 +83,10 @@ def _source(number: int, item: Any, repo: str, target: str) -> Source:
 
 
 def told_apart(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
-    """Which fields of several sources differ, and which are equal.
+    """Return which fields of several sources differ, and which are equal.
 
-    Returns two lists: the names of the fields that differ; for each field that is equal in all sources, the words
-    `name value`.
+    Returns:
+        The names of the fields that differ; and "name value" for each field that is equal in all sources.
     """
     names = list(dict.fromkeys(name for source in sources for name in source.fields()))
     values = {name: [one_line(source.fields().get(name, "")) for source in sources] for name in names}
@@ -90,5 +96,5 @@ def told_apart(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
 
 
 def one_line(value: Any, most: int = 40) -> str:
-    """Format a value of a file as a cell of a table: one line of at most `most` characters."""
+    """Format a value of a file as a table cell: one line of at most `most` characters, shortened if it is longer."""
     return shown(" ".join(str(value).split()), most)

@@ -1,4 +1,8 @@
-"""Errors of public sources as tables: every launch, by kernel, the order of variants, the bracket and the floor."""
+"""Error tables of public kernels: each launch, errors by kernel, order of variants, brackets and physical floor.
+
+The bracket of a launch is its time under the dataflow and the serial reading; the floor is its lower bound from the
+peak rates.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
-    """Format the whole table of public sources."""
+    """Return all tables of public kernels as Markdown."""
     head = (
         "All times are the device's: predicted ones hold start and end of the kernel, as measured ones do, and no host "
         "side. Errors are predicted / measured - 1."
@@ -40,7 +44,7 @@ def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str
 
 
 def aligned(rows: Rows, left: int = 1) -> str:
-    """Format rows as an aligned Markdown table; row 0 is the head, the first `left` columns are flush left."""
+    """Format rows as an aligned Markdown table; row 0 is the header, the first `left` columns are flush left."""
     widths = [max(3, *(len(row[number]) for row in rows)) for number in range(len(rows[0]))]
     rule = ["-" * width if number < left else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
     lines = []
@@ -54,7 +58,7 @@ def aligned(rows: Rows, left: int = 1) -> str:
 
 
 def _launches(kernel: str, members: Sequence[Outcome]) -> str:
-    """Every launch of a kernel, told apart by the fields that differ."""
+    """Return the table of all launches of a kernel, labelled by the fields in which they differ."""
     varied, same = told_apart([member.source for member in members])
     rows: list[list[str]] = []
     for member in members:
@@ -79,18 +83,23 @@ def _launches(kernel: str, members: Sequence[Outcome]) -> str:
 
 
 def _told(outcome: Outcome, names: Sequence[str]) -> str:
-    """Format the values of fields, then the names of flags that are set; a field that is no flag shows its value."""
+    """Return a launch's label: values of the named fields that are no flags, then names of flags that are True."""
     fields = outcome.source.fields()
     values = [one_line(fields.get(name, "-")) for name in names if _is_word(outcome, name)]
     return ", ".join(values + [one_line(name) for name in names if fields.get(name) is True]) or "-"
 
 
 def _is_word(outcome: Outcome, name: str) -> bool:
+    """Return whether a field of the launch is anything but True or False."""
     return not isinstance(outcome.source.fields().get(name), bool)
 
 
 def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
-    """Return the readings that a table compares: the one that counts (None where members differ), then the others."""
+    """Return (label, reading) pairs for the readings that a table compares.
+
+    The first pair is the members' main reading, or (`_EACH_ITS_OWN`, None) if they differ. Then follow the readings of
+    `_SHOWN` that all members have.
+    """
     readings = {member.reading for member in members}
     first = readings.pop() if len(readings) == 1 else None
     remaining = [
@@ -102,6 +111,7 @@ def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
 
 
 def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]) -> str:
+    """Return the table of errors by kernel and for all launches, with one row per compared reading."""
     rows = [["kernel", "covered", "schedule by", "reading", "median", "90 %", "bias"]]
     for name, members in [*groups.items(), ("all", outcomes)]:
         covered = [member for member in members if member.covered]
@@ -120,7 +130,10 @@ def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]
 
 
 def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
-    """List pairs of one kernel's launches that differ in one field and clearly in time: shorter, longer, field."""
+    """Return pairs (shorter, longer, field) of covered launches that differ in one field and clearly in measured time.
+
+    Clearly means by more than the factor `_APART`; shorter and longer refer to measured times.
+    """
     ordered = sorted(
         (outcome for outcome in members if outcome.covered), key=lambda outcome: outcome.source.measured_us
     )
@@ -135,6 +148,7 @@ def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
 
 
 def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
+    """Return the pairs that each compared reading predicts in another order than measured; "" without pairs."""
     told = [(kernel, *pair) for kernel, members in groups.items() for pair in pairs(members)]
     if not told:
         return ""
@@ -153,6 +167,7 @@ def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def _bounds(outcomes: Sequence[Outcome]) -> str:
+    """Return sentences about launches outside their bracket or below their floor; "" if no launch is covered."""
     covered = [outcome for outcome in outcomes if outcome.covered]
     lines = []
     bounds = (Reading.dataflow, Reading.serial)
@@ -177,13 +192,16 @@ def _bounds(outcomes: Sequence[Outcome]) -> str:
 
 
 def _named(outcomes: Sequence[Outcome]) -> str:
+    """Return "entry N" for each outcome, joined by commas, or "none"."""
     return ", ".join(f"entry {outcome.source.number}" for outcome in outcomes) or "none"
 
 
 def _missing(outcomes: Sequence[Outcome]) -> str:
+    """Return the table of launches that are not covered, with reasons; "" if all are covered."""
     lines = [f"| {outcome.source.number} | {outcome.reason} |" for outcome in outcomes if not outcome.covered]
     return "\n".join(["| not covered: entry | because |", "|---:|---|", *lines]) if lines else ""
 
 
 def _signed(error: float) -> str:
+    """Format a relative error as a whole percentage with its sign."""
     return f"{error * 100:+.0f} %"
