@@ -1,4 +1,4 @@
-"""`python -m benchmarks.kernels`: the shipped kernels against what the chips allow."""
+"""Compare predicted times of the shipped kernels with the least times that the chips allow, and with public kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
 
 
 def works_of(cores: int) -> list[Work]:
-    """List the works of a table in its order, those for one core or for the cores of a logical core."""
+    """Return the works of a table in its order: all for one core, or those divided over the cores of a logical core."""
     if cores > 1:
         return [*divided_works()]
     return [
@@ -40,14 +40,17 @@ def works_of(cores: int) -> list[Work]:
 
 
 def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
-    """Measure some works on a target and return their rows of the table."""
+    """Measure some works on a target and return their rows of the table; `cores` are the physical cores of the rank.
+
+    On several cores, a work that a kernel does not divide gives a `Refused` row; on one core its error is raised.
+    """
     bench = Bench(target, cores)
     measure = bench.measure if cores == 1 else bench.measure_if_divided
     return [measure(work) for work in chosen]
 
 
 def main() -> int:
-    """Print the tables of the chips; with --write, store them."""
+    """Print the table of each chip, or its summary with --summary; with --write, store the tables. Returns 0."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.kernels", description=__doc__, allow_abbrev=False
     )

@@ -1,4 +1,7 @@
-"""Rows whose kernel is behind the best public one, from the stored tables alone."""
+"""Rows of the stored tables whose kernel is slower than the best public kernel for the same work.
+
+A test reads them: each such work must have a reason in `REASONS`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ REASONS = MappingProxyType(
 
 @dataclass(frozen=True)
 class Behind:
-    """A row that takes more than MARGIN times as long as the public kernel; times of the slower reading in us."""
+    """A row that takes more than MARGIN times as long as the public kernel.
+
+    Each time is the slower of its readings, in us.
+    """
 
     title: str
     time_us: float
@@ -32,22 +38,25 @@ class Behind:
 
     @property
     def work(self) -> str:
-        """The work without shape and size."""
+        """The title up to the first comma: the work without shape and size."""
         return self.title.partition(",")[0]
 
     @property
     def times(self) -> float:
-        """How many times as long the shipped kernel takes."""
+        """The time of the shipped kernel over that of the public one."""
         return self.time_us / self.public_us
 
 
 def stored_public(target: str) -> Path:
-    """Return the path of the stored times of the public kernels of a chip."""
+    """Return the path of the file with the stored times of public kernels on a chip."""
     return STORED / f"{target}-public.txt"
 
 
 def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clone]) -> str:
-    """Format the times of the public kernels, one line per work that has one, below a line with the clones' commits."""
+    """Format the times of public kernels in us, one line per work, after a line with the clones' commits.
+
+    Works whose entry in `public` is a reason instead of times are left out.
+    """
     commits = ", ".join(f"{clone.repo} at {clone.commit}" for clone in clones)
     rows = [
         f"{title:<46} " + " ".join(f"{times[reading.value]:>9.1f}" for reading in READINGS)
@@ -58,14 +67,20 @@ def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clon
 
 
 def behind(target: str) -> list[Behind]:
-    """List the rows slower than the public kernels by more than the margin, the furthest behind first."""
+    """Return the rows of a chip's stored table that take more than MARGIN times as long as the public kernel.
+
+    The row with the largest ratio comes first. Both stored files of the chip must exist.
+    """
     ours, public = _slower(stored(target), first=1), _slower(stored_public(target), first=0)
     rows = [Behind(title, ours[title], time_us) for title, time_us in public.items()]
     return sorted((row for row in rows if row.times > MARGIN), key=lambda row: -row.times)
 
 
 def _slower(table: Path, first: int) -> dict[str, float]:
-    """Read a table: the slower of its readings, in us, by title; the times begin at column `first` behind the title."""
+    """Return the slower of the readings' times in us, by title, read from a stored table.
+
+    `first` is the index of the first time among the columns after the title.
+    """
     rows = [
         line.partition("  ") for line in table.read_text().splitlines() if not line.startswith(("#", "work "))
     ]

@@ -1,4 +1,4 @@
-"""The works of convolutions and poolings on one rank: Whisper's windows of speech, and images of vision models."""
+"""Works of convolutions and poolings on one rank, with images and windows of well-known vision models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from model.layers.launch import Argument, Launch, LeastWork, Value
 
 @dataclass(frozen=True)
 class Images:
-    """A convolution of images: what it is of, their number, channels, size; channels of the result; square windows."""
+    """Sizes of a convolution or pooling of square images.
+
+    images: number of images. channels: input channels. size: height and width. outputs: output channels. window:
+    height and width of the filter or pooling window. stride and padding: along both axes.
+    """
 
     name: str
     images: int
@@ -25,7 +29,7 @@ class Images:
 
     @property
     def results(self) -> int:
-        """Rows, and columns, of the result."""
+        """Height of the result, which equals its width."""
         return (self.size + 2 * self.padding - self.window) // self.stride + 1
 
 
@@ -48,11 +52,12 @@ POOLINGS = (
 
 
 def _value(name: str, *sizes: int) -> Value:
+    """Return a bfloat16 tensor argument of a name and shape."""
     return Value(name, sizes, BFLOAT16)
 
 
 def convolution_works() -> Iterator[Work]:
-    """Images, then poolings."""
+    """Yield the works of the convolutions, then those of the poolings."""
     for sizes in CONVOLUTIONS:
         x = _value("x", sizes.images, sizes.channels, sizes.size, sizes.size)
         w = _value("w", sizes.window, sizes.window, sizes.channels, sizes.outputs)

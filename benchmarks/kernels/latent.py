@@ -1,7 +1,8 @@
-"""The works of latent attention on one rank: projections, expansion and attention of a prompt, and decode steps.
+"""Works of latent attention on one rank: projections, expansion and attention of a prompt, and decode steps.
 
-Shapes are one rank's: DeepSeek-V2-Lite on one rank and over 4, DeepSeek-V3 over 8 and 64. A head has 128 plain and 64
-rotated elements and values of 128, a latent 512. What passes between two works goes through HBM.
+Shapes are one rank's: DeepSeek-V2-Lite on one rank and over 4, DeepSeek-V3 over 8 and 64. Of the query and key of a
+head, 128 elements are not rotated and 64 are; a value has 128, a latent 512. A row is what the cache stores for a
+position: a latent and the rotated part of its key. What one work computes for the next goes through HBM.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ POSITIONS = (1024, 8192)
 
 @dataclass(frozen=True)
 class LatentShape(Shape):
-    """What one rank holds of latent attention besides: its heads; `query_rank` is 0 where queries have no latent."""
+    """Sizes of one rank's latent attention: its heads, and the rank of the queries' latent, 0 if queries have none."""
 
     heads: int
     query_rank: int
 
     @property
     def config(self) -> ModelConfig:
-        """A model of one layer with these sizes, for one rank."""
+        """Configuration of a one-layer model with these sizes, for one rank."""
         longest = max(*TOKENS, *POSITIONS)
         rope = Positions(RopeParameters(10000.0), longest, TURNED)
         attention = LatentAttention(self.heads, self.query_rank, LATENT, PLAIN, TURNED, VALUE, rope)
@@ -52,7 +53,7 @@ SHAPES = (
 
 
 def latent_works() -> Iterator[Work]:
-    """Prompts, then decode steps."""
+    """Yield the works of prompts, then those of decode steps."""
     for shape in SHAPES:
         for tokens in TOKENS:
             yield from _prefill(shape, tokens)
@@ -62,6 +63,7 @@ def latent_works() -> Iterator[Work]:
 
 
 def _launches(shape: LatentShape, step: StepShape) -> tuple[Launch, ...]:
+    """Return the launches of the attention of one layer in a step."""
     (mixer, _) = compose(shape.config).blocks[0]
     return tuple(mixer.launches(step))
 
@@ -72,7 +74,7 @@ def _moved(*shapes: tuple[int, ...]) -> float:
 
 
 def _projections(shape: LatentShape, rows: int) -> LeastWork:
-    """Norms and products from hidden states to queries and rows."""
+    """Return the least work of norms and projections from hidden states to queries and rows of the cache."""
     queries = shape.heads * (PLAIN + TURNED)
     weights = shape.hidden * ROW + (shape.query_rank or shape.hidden) * queries
     weights += shape.hidden * shape.query_rank
@@ -80,7 +82,7 @@ def _projections(shape: LatentShape, rows: int) -> LeastWork:
 
 
 def _expansion(shape: LatentShape, rows: int) -> LeastWork:
-    """Rows to keys and values of all heads, and to the cache."""
+    """Return the least work of expanding rows to keys and values of all heads, and of writing the rows to the cache."""
     weights = LATENT * shape.heads * (PLAIN + VALUE)
     expanded = rows * shape.heads * (PLAIN + TURNED + VALUE)
     return LeastWork(2.0 * rows * weights, _moved((weights,), (expanded,), (2 * rows, ROW)))
@@ -102,7 +104,11 @@ def _output(shape: LatentShape, rows: int) -> LeastWork:
 
 
 def _absorbed(shape: LatentShape, sequences: int, positions: int) -> LeastWork:
-    """One token of every sequence: queries to latents, scores and sums over rows of the cache, latents to outputs."""
+    """Return the least work of attention for one new token of each sequence, on the latents of the cache.
+
+    It consists of projecting queries to latents, scores and weighted sums over rows of the cache, and projecting
+    latents to outputs.
+    """
     weights = LATENT * shape.heads * (PLAIN + VALUE)
     scored = sequences * positions * shape.heads * (ROW + LATENT)
     rows = sequences * (shape.heads * (PLAIN + TURNED + VALUE) + 2 * ROW)
@@ -112,6 +118,7 @@ def _absorbed(shape: LatentShape, sequences: int, positions: int) -> LeastWork:
 
 
 def _prefill(shape: LatentShape, tokens: int) -> Iterator[Work]:
+    """Yield the works of one prompt of `tokens` tokens."""
     launches = _launches(shape, step_of(Phase.prefill, tokens, tokens))
     for name, least, kernel in (
         ("prefill latent projections", _projections(shape, tokens), "qkv_projection"),
@@ -125,6 +132,7 @@ def _prefill(shape: LatentShape, tokens: int) -> Iterator[Work]:
 
 
 def _decode(shape: LatentShape, sequences: int) -> Iterator[Work]:
+    """Yield the works of a decode step of several sequences; attention is repeated for each of POSITIONS."""
     for positions in POSITIONS:
         launches = _launches(shape, step_of(Phase.decode, sequences, positions))
         attend = tuple(launch for launch in launches if launch.kernel == "latent_attention_decode")

@@ -1,7 +1,7 @@
-"""The predicted time of a work: its launches, dry, one after another, on one core whose neighbours work too.
+"""Predicted times of works: the launches of a work run dry, one after another, and their times are added up.
 
-Or on both cores of a logical core (LNC 2). Then each has its own part of the HBM bandwidth, 358 GB/s on trn2: nothing
-is left of the stack that they share, so it does not matter whether neighbours work.
+On one core, the core has its share of the HBM bandwidth, as if the other cores of its stack worked too. On both cores
+of a logical core (LNC 2), each core has its own share, 358 GB/s on trn2, which does not depend on other cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READINGS = (Reading.program, Reading.scheduled)
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Times of one launch in us by reading, without starting and ending it, and how long each engine is busy in us."""
+    """Times of one launch in us by reading, without starting and ending the kernel; busy time of each engine in us."""
 
     times_us: dict[Reading, float]
     busy_us: Counter[str]
@@ -34,10 +34,10 @@ class LaunchTimes:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of a work in us.
+    """Lower bound of the time of a work in us, and which resource sets it.
 
-    The larger of operations over the Tensor engines' peak and bytes over the cores' part of the HBM bandwidth, or over
-    what their DMA engines move where that is less; `bound` tells which. On two cores it is half of that on one.
+    It is the larger of two times: operations at the peak of the Tensor engines, and bytes at the cores' share of the
+    HBM bandwidth or at the rate of their DMA engines, whichever is less. On two cores it is half of the bound on one.
     """
 
     time_us: float
@@ -46,7 +46,11 @@ class Floor:
 
 @dataclass(frozen=True)
 class Measured:
-    """A work on a chip: times in us by reading, its floor, and what is busy longest in the program reading."""
+    """A work's times on a chip.
+
+    times_us: time by reading in us. busiest: engine or queue that is busy longest in program order. busy_share: its
+    busy time over the whole time.
+    """
 
     work: Work
     times_us: dict[Reading, float]
@@ -55,18 +59,18 @@ class Measured:
     busy_share: float
 
     def share(self, reading: Reading) -> float:
-        """Return the floor's share of the time under a reading."""
+        """Return the floor over the time under a reading."""
         return self.floor.time_us / self.times_us[reading]
 
     @property
     def least_share(self) -> float:
-        """The share of the slower reading."""
+        """The floor over the time of the slower reading."""
         return min(map(self.share, READINGS))
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A work that one of its kernels does not do on two cores, and why."""
+    """A work that a kernel refuses or does not divide on two cores, with its floor and the reason."""
 
     work: Work
     floor: Floor
@@ -74,16 +78,19 @@ class Refused:
 
 
 class NotDivided(Exception):
-    """Both cores of a logical core do the whole work of a launch."""
+    """A launch in which each core of a logical core does the whole work."""
 
 
 def shared(chip: simulate.Hardware) -> simulate.Hardware:
-    """Return the chip while all of its cores work: a core gets its share of a stack of HBM only, also alone."""
+    """Return the chip with the HBM bandwidth that one core gets while all cores of the stack are working."""
     return chip.with_numbers(hbm_gb_per_s_per_stack=chip.provenance["hbm_gb_per_s_per_core"])
 
 
 class Bench:
-    """Measures works on one chip, on one core or on the two of a logical core. Equal launches are planned once."""
+    """Measures works on one chip, on one core or on the two of a logical core.
+
+    Launches with equal kernel, shapes, dtypes and options are run once and remembered.
+    """
 
     def __init__(self, target: str, cores: int = 1) -> None:
         self._chip = shared(simulate.hardware(target))
@@ -91,7 +98,10 @@ class Bench:
         self._known: dict[tuple[Any, ...], LaunchTimes] = {}
 
     def measure(self, work: Work) -> Measured:
-        """One work; what a kernel refuses is raised."""
+        """Return the times of a work.
+
+        Errors of its kernels are raised, and NotDivided if both cores do all of a launch.
+        """
         times = dict.fromkeys(READINGS, 0.0)
         busy: Counter[str] = Counter()
         for launch in work.launches:
@@ -104,13 +114,14 @@ class Bench:
         return Measured(work, times, self._floor(work), busiest, busy_us / times[Reading.program])
 
     def measure_if_divided(self, work: Work) -> Measured | Refused:
-        """One work, or why a kernel does not divide it."""
+        """Return the times of a work, or a `Refused` with the reason if a kernel refuses it or does not divide it."""
         try:
             return self.measure(work)
         except (NotDivided, AssertionError, simulate.NkwError) as error:
             return Refused(work, self._floor(work), str(error).splitlines()[0])
 
     def _floor(self, work: Work) -> Floor:
+        """Return the lower bound of the time of a work on this chip and number of cores."""
         chip = self._chip
         peaks = compute_core_peaks(chip, "bfloat16")
         engines = 1e9 * chip.dma_engine_bytes_per_ns * chip.dma_engines
@@ -120,6 +131,7 @@ class Bench:
         return Floor(1e6 * max(compute_s, memory_s) / self._cores, bound)
 
     def _launched(self, launch: Launch) -> LaunchTimes:
+        """Return the times of one launch, from an earlier equal launch if there was one."""
         arguments = stand_ins(launch)
         key = (
             launch.kernel,
@@ -140,14 +152,14 @@ class Bench:
 
 
 def _check_divided(kernel: str, done: simulate.Launch) -> None:
-    """Raise NotDivided where a result is written more than once: by each core."""
+    """Raise NotDivided if a result of the launch is written more than once, which means by each core."""
     for tensor in sum_traffic(done.streams):
         if not tensor.argument and not tensor.reads and tensor.writes > 1:
             raise NotDivided(f"{kernel} does not divide its work: each core writes all of {tensor.name}")
 
 
 def launch_times(done: simulate.Launch) -> LaunchTimes:
-    """Return the times of a dry launch in us; an engine is busy as long as that of the busier core."""
+    """Return the times of a dry launch in us; an engine's busy time is that of the core where it is busier."""
     waits = dependences(done.streams)
     lines = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in READINGS}
     busy: Counter[str] = Counter()
@@ -158,13 +170,16 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
 
 
 def stand_ins(launch: Launch) -> tuple[Any, ...]:
-    """Return the arguments of a launch for a dry run, in the order of the kernel's signature."""
+    """Return the arguments of a launch for a dry run, in the order of the kernel's parameters."""
     arguments = {parameter: stand_in(argument) for parameter, argument in launch.arguments.items()}
     return bind_arguments(launch.kernel, arguments)
 
 
 def stand_in(argument: Argument) -> Any:
-    """Return an argument for a dry launch, which looks at shapes and dtypes only: one element seen as many."""
+    """Return an argument for a dry run, which reads shapes and dtypes only.
+
+    A tensor becomes a read-only array of its shape that shares one zero; an `Axis` becomes None; other values stay.
+    """
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
     return None if isinstance(argument, Axis) else argument

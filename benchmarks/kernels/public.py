@@ -1,7 +1,7 @@
-"""The best public kernels at the works of the table: calls of the vendor's library and of nki-autotune, as they stand.
+"""Calls of the best public kernels for the works of the table, from clones of the vendor's library and of nki-autotune.
 
-Layouts are the ones that each kernel asks for: what would bring our layouts into theirs is left out. Their attention
-reads no rope tables and their output projections add no residual, where ours do.
+Inputs have the layouts that each public kernel asks for; converting this project's layouts is not timed. The public
+attention kernels read no rope tables, and the public output projections add no residual, while the shipped ones do.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
 
 
 def best_public(work: Work, target: str, clones: Mapping[str, Clone]) -> Mapping[str, float] | str:
-    """Time the public kernel for a work: us by reading, or the reason why there is none.
+    """Return the times in us of the public kernel for a work, by reading, or the reason why there are none.
 
-    The launch runs in a copy of this process, since a clone replaces modules.
+    The launch runs in a forked process, limited to `_SECONDS` and `_MEMORY_BYTES`, because a clone replaces modules.
     """
     repo, call = _CALLS.get(work.name, ("", None))
     if call is None:
@@ -43,6 +43,10 @@ def best_public(work: Work, target: str, clones: Mapping[str, Clone]) -> Mapping
 def _times(
     call: Callable[[Path, Work], Call], work: Work, target: str, folder: Path
 ) -> dict[str, float] | str:
+    """Launch a public kernel dry and return its times in us by reading, or its error as text.
+
+    Runs in the forked process. `call` returns the kernel and its arguments for a clone's folder and a work.
+    """
     try:
         kernel, arguments = call(folder, work)
         plain = getattr(kernel, "func", kernel)
@@ -57,15 +61,18 @@ def _times(
 
 
 def _narrow(*shape: int) -> np.ndarray:
+    """Return an uninitialised bfloat16 array."""
     return array(shape, BFLOAT16)
 
 
 def _shape(work: Work) -> RankShape:
+    """Return the shape of a work, which must be a `RankShape`."""
     assert isinstance(work.shape, RankShape), f"{work.title} has no rank's shape"
     return work.shape
 
 
 def _matmul(folder: Path, work: Work) -> Call:
+    """Return the matmul of nki-autotune and its arguments. Raises NotCovered unless the size is 2048."""
     first, inner = ("lhs_T", "lhsT_rhs") if work.name.endswith("aT.b") else ("lhs", "lhs_rhs")
     if work.rows != 2048:
         raise NotCovered("its files are written for 2048^3")
@@ -76,6 +83,7 @@ def _matmul(folder: Path, work: Work) -> Call:
 
 
 def _qkv(folder: Path, work: Work) -> Call:
+    """Return the library's QKV projection and its arguments, with rope for a prompt."""
     shape, prompt = _shape(work), work.name.startswith("prefill")
     types = library_module(folder, "utils.common_types")
     lines = (1, work.rows) if prompt else (work.rows, 1)
@@ -98,6 +106,7 @@ def _qkv(folder: Path, work: Work) -> Call:
 
 
 def _prefill_attention(folder: Path, work: Work) -> Call:
+    """Return the library's attention over a prompt and its arguments."""
     shape = _shape(work)
     return library_module(folder, "attention.attention_cte").attention_cte, {
         "q": _narrow(shape.heads, HEAD_SIZE, work.rows),
@@ -110,6 +119,7 @@ def _prefill_attention(folder: Path, work: Work) -> Call:
 
 
 def _output_projection(folder: Path, work: Work) -> Call:
+    """Return the library's output projection for a prompt or a decode step, and its arguments."""
     shape = _shape(work)
     weight = _narrow(shape.heads * HEAD_SIZE, shape.hidden)
     if work.name.startswith("prefill"):
@@ -122,6 +132,7 @@ def _output_projection(folder: Path, work: Work) -> Call:
 
 
 def _mlp(folder: Path, work: Work) -> Call:
+    """Return the library's MLP with RMSNorm and its arguments."""
     shape = _shape(work)
     types = library_module(folder, "utils.common_types")
     lines = (1, work.rows) if work.name.startswith("prefill") else (work.rows, 1)
@@ -137,6 +148,7 @@ def _mlp(folder: Path, work: Work) -> Call:
 
 
 def _attention_block(folder: Path, work: Work) -> Call:
+    """Return the library's attention block of a decode step and its arguments."""
     shape, rows = _shape(work), work.rows
     none = library_module(folder, "utils.common_types").QuantizationType.NONE
     queries = shape.heads * HEAD_SIZE

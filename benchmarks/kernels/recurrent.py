@@ -1,10 +1,12 @@
-"""The works of layers with states on one rank: gated delta rule, state space duality, selective scan, convolution.
+"""Works of layers with recurrent states on one rank.
 
-Shapes are one rank's: Qwen3-Next-80B over 4, 8 and 16 ranks (4, 2, 1 key heads and 8, 4, 2 value heads of 128),
-Mamba-2 2.7B on one (80 heads of 64, states of 128), Mamba 2.8B on one (5120 channels, states of 16, rank 160). The
-floor counts what the recurrence itself needs, whatever the algorithm: each array once, states in and out once, and for
-every element of a state and token three multiply-adds (gated delta rule) or two operations for each of decay, input and
-output (scans). What chunks compute besides is not in it.
+They are the gated delta rule, state space duality, the selective scan and the causal convolution. Shapes are one
+rank's: Qwen3-Next-80B over 4, 8 and 16 ranks (4, 2, 1 key heads and 8, 4, 2 value heads of 128), Mamba-2 2.7B on one
+(80 heads of 64, states of 128), Mamba 2.8B on one (5120 channels, states of 16, rank 160).
+
+The floor counts what the recurrence needs with any algorithm: each array is moved once, and states in and out once.
+Per element of a state and token it counts three multiply-adds (gated delta rule), or two operations each for decay,
+input and output (scans). Additional operations of chunked algorithms are not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ DELTA_RANKS = ((4, 4, 8), (8, 2, 4), (16, 1, 2))
 
 
 def recurrent_works() -> Iterator[Work]:
-    """Prompts of 2048 tokens, then steps of one token of each sequence."""
+    """Yield the works of prompts of 2048 tokens, then those of decode steps of one token per sequence."""
     for sequences, tokens in ((1, TOKENS), *((count, 1) for count in SEQUENCES)):
         size = f"T={tokens}" if tokens > 1 else f"B={sequences}"
         phase = "prefill" if tokens > 1 else "decode"
@@ -37,10 +39,12 @@ def recurrent_works() -> Iterator[Work]:
 
 
 def _value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:
+    """Return a tensor argument of a name and shape, bfloat16 unless `dtype` is given."""
     return Value(name, sizes, np.dtype(dtype))
 
 
 def _sequence_arguments(sequences: int) -> dict[str, Value]:
+    """Return the int32 arguments [sequences, 1] that describe sequences: state slots, starts and token counts."""
     names = {"state_slots": "slots", "starts": "starts", "counts": "counts"}
     return {parameter: _value(name, sequences, 1, dtype=np.int32) for parameter, name in names.items()}
 
@@ -48,7 +52,7 @@ def _sequence_arguments(sequences: int) -> dict[str, Value]:
 def _work(
     name: str, kernel: str, operations: float, arguments: Mapping[str, Argument], result: Value
 ) -> Work:
-    """Build the work of a launch that reads its arguments once, and writes its `result` and its states."""
+    """Return the work of a launch that reads its arguments once, and writes its `result` and its states once."""
     values = [argument for argument in arguments.values() if isinstance(argument, Value)]
     moved = result.nbytes + sum(value.nbytes for value in values)
     moved += sum(value.nbytes for value in values if value.name == "state")
@@ -58,6 +62,7 @@ def _work(
 
 
 def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: int) -> Work:
+    """Return the work of the gated delta rule, by the kernel for prompts or for steps of one token."""
     rows, size = sequences * tokens, 128
     state = _value("state", sequences, heads, size, size, dtype=np.float32)
     arguments: dict[str, Argument] = {
@@ -77,6 +82,7 @@ def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: 
 
 
 def _duality(name: str, sequences: int, tokens: int, heads: int, depth: int, states: int) -> Work:
+    """Return the work of state space duality; `depth` is the size of a head."""
     rows, inner = sequences * tokens, heads * depth
     arguments: dict[str, Argument] = {
         "u": _value("u", rows, inner + 2 * states),
@@ -90,6 +96,10 @@ def _duality(name: str, sequences: int, tokens: int, heads: int, depth: int, sta
 
 
 def _scan(name: str, sequences: int, tokens: int, channels: int, states: int, rank: int) -> Work:
+    """Return the work of the selective scan with its projection of step sizes.
+
+    `rank` is the rank of that projection.
+    """
     rows = sequences * tokens
     arguments: dict[str, Argument] = {
         "u": _value("u", rows, channels),
@@ -107,6 +117,7 @@ def _scan(name: str, sequences: int, tokens: int, channels: int, states: int, ra
 
 
 def _convolution(name: str, sequences: int, tokens: int, channels: int, taps: int) -> Work:
+    """Return the work of the causal convolution along the tokens, with `taps` weights per channel."""
     rows = sequences * tokens
     arguments: dict[str, Argument] = {
         "x": _value("x", rows, channels),

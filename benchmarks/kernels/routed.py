@@ -1,7 +1,7 @@
-"""The works of routed experts on one rank: the router and the experts of a prompt and of decode steps.
+"""Works of routed experts on one rank: the router and the experts, of a prompt and of decode steps.
 
 Shapes are one rank's: Mixtral-8x7B over 8 ranks, Qwen3-30B-A3B over 4, OLMoE-1B-7B on one, gpt-oss-20b over 8. Widths
-are those of a rank's part of an expert. Weights of an expert count as read where a token may choose it.
+are those of a rank's part of an expert. The floor counts the weights of every expert that a token may choose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEQUENCES = (1, 16, 64)
 
 @dataclass(frozen=True)
 class ExpertShape(Shape):
-    """What one rank holds of routed experts besides: how many there are, and how many a token passes."""
+    """Sizes of one rank's routed experts: the number of experts, and how many of them each token is routed to."""
 
     experts: int
     per_token: int
@@ -30,7 +30,7 @@ class ExpertShape(Shape):
 
     @property
     def config(self) -> ModelConfig:
-        """A model of one layer with these sizes, for one rank."""
+        """Configuration of a one-layer model with these sizes, for one rank."""
         has_biases = self.model_type == "gpt_oss"
         routed = Experts(
             *(self.experts, self.per_token, self.width),
@@ -51,7 +51,7 @@ SHAPES = (
 
 
 def expert_works() -> Iterator[Work]:
-    """Prompts, then decode steps."""
+    """Yield the works of prompts, then those of decode steps."""
     for phase, sizes in ((Phase.prefill, TOKENS), (Phase.decode, SEQUENCES)):
         for shape in SHAPES:
             for rows in sizes:
@@ -59,6 +59,7 @@ def expert_works() -> Iterator[Work]:
 
 
 def _works(shape: ExpertShape, phase: Phase, rows: int) -> Iterator[Work]:
+    """Yield the works of the router and of the experts; `rows` are tokens of a prompt or sequences of a decode step."""
     (_, layer) = compose(shape.config).blocks[0]
     router, experts = layer.launches(step_of(phase, rows, max(rows, 128)))
     activations = BFLOAT16.itemsize * rows * shape.hidden

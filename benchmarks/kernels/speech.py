@@ -1,7 +1,8 @@
-"""The works of a decoder's attention to an encoder on one rank: Whisper large-v3, 20 heads of 64 over 1500 positions.
+"""Works of a decoder's cross attention on one rank: Whisper large-v3, 20 heads of 64 over 1500 encoder positions.
 
-Each sequence has its window in a row of the caches, of which an engine has as many as sequences at once. A prompt of 4
-tokens (start, language, task, no timestamps) writes keys and values; a decode step reads them.
+Each sequence has the keys and values of its encoder output in one row of the caches, which have as many rows as
+sequences run at once. A prompt of 4 tokens (start, language, task, no timestamps) writes keys and values; a decode
+step reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ROWS = max(SEQUENCES)
 
 
 def _value(name: str, *sizes: int, dtype: np.dtype = BFLOAT16) -> Value:
+    """Return a tensor argument of a name and shape, bfloat16 unless `dtype` is given."""
     return Value(name, sizes, dtype)
 
 
@@ -31,6 +33,7 @@ def speech_works() -> Iterator[Work]:
 
 
 def _work(name: str, sequences: int, tokens: int) -> Work:
+    """Return the work of cross attention for `tokens` new tokens of each sequence: a prompt if more than one."""
     rows, width = sequences * tokens, HEADS * DEPTH
     q = _value("q", rows, width)
     window_bytes = 2 * sequences * POSITIONS * width * BFLOAT16.itemsize

@@ -1,4 +1,4 @@
-"""Counts of a chip's rows that reach GOOD_SHARE of their floor, from unrounded times."""
+"""Counts of a chip's rows that reach GOOD_SHARE of their floor, computed from unrounded times; for `--summary`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from benchmarks.kernels.works import dense_works
 
 
 def summary(target: str, rows: Sequence[Measured | Refused], cores: int = 1) -> str:
-    """Return the counts of a table, and the rows of `dense_works` below GOOD_SHARE.
+    """Return a sentence with the counts of a table, then one line for each row of `dense_works` below GOOD_SHARE.
 
-    The rows of `dense_works` are the first 208 of a table on one core. A row counts by its slower reading; a refused
-    row does not reach its floor.
+    A row's share is that of its slower reading; a refused row never reaches its floor. The rows of `dense_works` are
+    the first 208 of a table on one core.
     """
     dense_titles = {work.title for work in dense_works()}
     dense = [row for row in rows if row.work.title in dense_titles]
@@ -38,5 +38,5 @@ def count(rows: Sequence[Measured | Refused]) -> str:
 
 
 def share_text(row: Measured | Refused) -> str:
-    """Return the share of a row with two decimals, so that 79.9 % does not look like 80 %."""
+    """Return a row's share with two decimals, so that 79.9 % does not look like 80 %, or "none" if it is refused."""
     return f"{row.least_share:.2%}" if isinstance(row, Measured) else "none"

@@ -1,4 +1,4 @@
-"""The table of a chip as text: one line a work, stored beside this file, so that a slower kernel shows as a diff."""
+"""The table of a chip as text, one line per work; the stored copies in `stored/` show a slower kernel as a diff."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Public = Mapping[str, float] | str
 
 
 def line(measured: Measured | Refused) -> str:
-    """One row: times in us, the floor's share of the slower reading, the busiest engine or queue with its share.
+    """Return one row: title, floor, times in us by reading, share of the floor, busiest engine or queue, and bound.
 
-    Of a work that is refused, the reason.
+    The share is that of the slower reading. A refused work has its title, floor and reason.
     """
     start = f"{measured.work.title:<45} {measured.floor.time_us:>7.1f}"
     if isinstance(measured, Refused):
@@ -35,7 +35,7 @@ def line(measured: Measured | Refused) -> str:
 
 
 def with_public(measured: Measured, public: Public) -> str:
-    """One row with the times of a public kernel."""
+    """Return one row followed by the times of the public kernel in us, or by the reason why there is none."""
     if isinstance(public, str):
         return f"{line(measured):<108} {public}"
     program, scheduled = (public[reading.value] for reading in READINGS)
@@ -48,7 +48,14 @@ def text(
     public: Mapping[str, Public] | None = None,
     cores: int = 1,
 ) -> str:
-    """Format the whole table of a chip, headed by the number of rows near the limit; `public` is by title."""
+    """Return the whole table of a chip, headed by the number of rows that reach GOOD_SHARE of their floor.
+
+    Args:
+        target: Name of the chip.
+        rows: Works with their times.
+        public: Times of public kernels by title, or None for a table without them.
+        cores: Physical cores of the rank.
+    """
     known = list(rows)
     near = sum(isinstance(row, Measured) and row.least_share >= GOOD_SHARE for row in known)
     where = target if cores == 1 else f"{target} on {cores} cores"
@@ -68,5 +75,5 @@ def text(
 
 
 def stored(target: str, cores: int = 1) -> Path:
-    """Return the path of a chip's stored table, on one core or on the two of a logical core."""
+    """Return the path of a chip's stored table, on one core or on `cores` cores of a logical core."""
     return STORED / (f"{target}.txt" if cores == 1 else f"{target}-lnc{cores}.txt")

@@ -1,8 +1,8 @@
-"""The works of one rank's decoder layer and head, with the least that each has to compute and to move.
+"""Works of one rank's decoder layer and head, with the least operations and bytes that each of them needs.
 
-Shapes are one rank's: Llama-3.1-8B over 8 ranks, 70B over 32 and over 64. A work is what a step needs done, however
-many kernels do it: its launches are those of the model's launch list, so a kernel that takes over another one's part
-changes the rows of the table, not this file. Activations, weights and caches are bfloat16.
+A work is a part of a step, independent of how many kernels do it. Its launches come from the model's launch list, so a
+kernel that takes over another one's part changes the rows of the table, not this file. Shapes are one rank's:
+Llama-3.1-8B over 8 ranks, 70B over 32 and over 64. Activations, weights and caches are bfloat16.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WHISPERS = (("tiny", 80, 384), ("large-v3", 128, 1280))
 
 @dataclass(frozen=True)
 class Shape:
-    """What one rank holds of a layer: the hidden size, and its part of the width of an MLP or of each expert."""
+    """Sizes of one rank's layer: hidden size, and its part of the width of an MLP or of each expert."""
 
     name: str
     hidden: int
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class RankShape(Shape):
-    """What one rank holds of a model besides: the heads, and its part of the vocabulary."""
+    """Sizes of one rank's model: also its query heads, key/value heads, and part of the vocabulary."""
 
     heads: int
     kv_heads: int
@@ -50,7 +50,7 @@ class RankShape(Shape):
 
     @property
     def config(self) -> ModelConfig:
-        """A model of one layer with these sizes, for one rank."""
+        """Configuration of a one-layer model with these sizes, for one rank."""
         longest = max(POSITIONS)
         rope = Positions(RopeParameters(500000.0), longest, HEAD_SIZE)
         attention = GroupedAttention(self.heads, self.kv_heads, HEAD_SIZE, positions=rope)
@@ -67,10 +67,11 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class Work:
-    """A work on one rank: `least` of the operations and bytes of HBM that it takes, and the launches that do it.
+    """A part of a step on one rank.
 
-    `rows` are the tokens of a prompt, or the sequences of a decode step, whose caches have `positions`; of a matmul
-    without a `shape` the size; 0 of a work that its name says whole.
+    rows: tokens of a prompt, sequences of a decode step, or, without a `shape`, the size of a square matmul; 0 if the
+    name says everything. least: operations and bytes of HBM that it needs at least. launches: the launches that do
+    it. positions: length of each sequence's cache in a decode step.
     """
 
     name: str
@@ -82,7 +83,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """Phase and work, shape, size."""
+        """Title of the row: phase and work, shape, size."""
         if not self.rows:
             return self.name
         if self.shape is None:
@@ -92,7 +93,7 @@ class Work:
 
 
 def works() -> Iterator[Work]:
-    """Every work of the table, in its order."""
+    """Yield the works of dense decoder layers and heads, and Whisper's convolutions, in the order of the table."""
     yield from dense_works()
     for name, bands, width in WHISPERS:
         yield _convolution(f"convolution of the spectrum, Whisper {name}", bands, width, 1)
@@ -117,9 +118,9 @@ def dense_works() -> Iterator[Work]:
 
 
 def divided_works() -> Iterator[Work]:
-    """Yield the works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks.
+    """Yield the works that both cores of a logical core share: those of `works` without a shape, and those of 70B tp32.
 
-    A launch that does two parts of a layer takes one core, so the parts are launched one after another.
+    A launch that joins several parts of a layer uses one core, so the parts are launched one after another.
     """
     for work in works():
         if work.shape is None or work.shape.name == "70B tp32":
@@ -128,6 +129,7 @@ def divided_works() -> Iterator[Work]:
 
 
 def _matmul(size: int, transposed: bool) -> Work:
+    """Return the work of a square matmul, with `a` stored transposed or not."""
     a, b = (Value(name, (size, size), BFLOAT16) for name in "ab")
     least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)
     launch = Launch("matmul", {"a": a, "b": b, "a_transposed": int(transposed)}, ("c",), least, size)
@@ -135,7 +137,10 @@ def _matmul(size: int, transposed: bool) -> Work:
 
 
 def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
-    """Build the work of a convolution with a window of 3 over 3,000 columns; stride 2 gives rows and adds positions."""
+    """Return the work of a convolution with a window of 3 over 3,000 columns.
+
+    With stride 2 the result is stored as rows, and positions are added to it.
+    """
     outputs_length, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
     x, w, bias = (Value(name, size, BFLOAT16) for name, size in zip(("x", "w", "bias"), sizes))
     arguments: dict[str, Argument] = {"x": x, "w": w, "bias": bias}
@@ -150,40 +155,49 @@ def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
 
 
 def _moved(*counts: float) -> float:
+    """Return the size in bytes of so many bfloat16 elements."""
     return BFLOAT16.itemsize * sum(counts)
 
 
 @dataclass(frozen=True)
 class _LayerWork:
-    """The least work of each part of a layer for `rows` tokens, of which a part reads and writes its activations."""
+    """The least work of each part of a layer for `rows` tokens; each part reads and writes its activations in HBM."""
 
     shape: RankShape
     rows: int
 
     @property
     def _queries(self) -> int:
+        """Width of the queries of all heads."""
         return self.shape.heads * HEAD_SIZE
 
     @property
     def _keys(self) -> int:
+        """Width of the keys, or of the values, of all heads."""
         return self.shape.kv_heads * HEAD_SIZE
 
     def product(self, weights: int, *activations: int) -> LeastWork:
-        """Rows times weights, read once, with the activations that go in and out."""
+        """Return the least work of rows times weights.
+
+        weights: number of weights, read once. activations: elements per row that are read or written.
+        """
         return LeastWork(
             2.0 * self.rows * weights,
             _moved(weights, *(self.rows * activation for activation in activations)),
         )
 
     def qkv(self) -> LeastWork:
+        """Return the least work of the QKV projection."""
         width = self._queries + 2 * self._keys
         return self.product(self.shape.hidden * width, self.shape.hidden, width)
 
     def output(self) -> LeastWork:
+        """Return the least work of the output projection with the residual."""
         hidden = self.shape.hidden
         return self.product(self._queries * hidden, self._queries, 2 * hidden)
 
     def mlp(self) -> LeastWork:
+        """Return the least work of the MLP with its three weight matrices."""
         hidden = self.shape.hidden
         return self.product(3 * hidden * self.shape.width, 2 * hidden)
 
@@ -192,19 +206,25 @@ class _LayerWork:
         return self.product(self.shape.hidden * self.shape.vocabulary, self.shape.hidden)
 
     def prompt(self) -> LeastWork:
-        """Attention of a prompt with itself; keys and values are read, and written to the caches."""
+        """Return the least work of attention of a prompt with itself.
+
+        Keys and values are read, and written to the caches.
+        """
         pairs = self.rows * (self.rows + 1) / 2
         activations = self.rows * (2 * self._queries + 4 * self._keys)
         return LeastWork(4.0 * pairs * self._queries, _moved(activations))
 
     def step(self, positions: int) -> LeastWork:
-        """Attention of one token of every sequence with its cache."""
+        """Return the least work of attention of one token of each sequence with its cache of `positions`."""
         cached = self.rows * positions
         activations = self.rows * (2 * self._queries + 4 * self._keys)
         return LeastWork(4.0 * cached * self._queries, _moved(2 * cached * self._keys, activations))
 
     def block(self, positions: int) -> LeastWork:
-        """Norm to output projection of a decode step: what passes between its parts need not go through HBM."""
+        """Return the least work of a decode step's attention block, from norm to output projection.
+
+        Intermediate results of its parts need not go through HBM and are not counted.
+        """
         hidden = self.shape.hidden
         weights = hidden * (2 * self._queries + 2 * self._keys)
         step = self.step(positions)
@@ -212,13 +232,16 @@ class _LayerWork:
         return LeastWork(2.0 * self.rows * weights + step.operations, moved)
 
     def layer(self, positions: int) -> LeastWork:
-        """Return the least work of a layer: a block and its MLP."""
+        """Return the least work of a layer of a decode step: its attention block and its MLP."""
         block, mlp = self.block(positions), 3 * self.shape.hidden * self.shape.width
         return LeastWork(block.operations + 2.0 * self.rows * mlp, block.bytes + _moved(mlp))
 
 
 def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
-    """Return the shape of a prompt of `rows` tokens, or of a step of `rows` sequences; caches have `positions`."""
+    """Return the shape of a step: one prompt of `rows` tokens, or a decode step of `rows` sequences.
+
+    positions: length of the caches. candidates: number of best tokens that the head returns.
+    """
     sequences = 1 if phase is Phase.prefill else rows
     return StepShape(
         phase, rows, sequences, positions, positions, 1, BFLOAT16, WeightDtypes(BFLOAT16), candidates
@@ -226,16 +249,18 @@ def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> Ste
 
 
 def _launches(shape: RankShape, step: StepShape) -> tuple[Launch, ...]:
-    """List the launches of one decoder layer, each of one part of it."""
+    """Return the launches of one decoder layer in a step."""
     (layers,) = compose(shape.config).blocks
     return tuple(launch for layer in layers for launch in layer.launches(step))
 
 
 def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
+    """Return the launches of some kernels, in their order."""
     return tuple(launch for launch in launches if launch.kernel in kernels)
 
 
 def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
+    """Yield the works of one layer for a prompt of `tokens` tokens."""
     all_of_layer = _launches(shape, step_of(Phase.prefill, tokens, tokens))
     layer_work = _LayerWork(shape, tokens)
     for name, least, kernels in (
@@ -248,6 +273,7 @@ def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
 
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
+    """Yield the works of projections, MLP and head for a decode step."""
     step = step_of(Phase.decode, sequences, POSITIONS[0])
     layer_work = _LayerWork(shape, sequences)
     qkv, _, output = _alone(shape, sequences, POSITIONS[0])
@@ -262,7 +288,10 @@ def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
 
 
 def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, Launch, Launch]:
-    """Build separate launches of parts of a decode step that the model makes inside one larger launch."""
+    """Return separate launches of QKV projection, attention and output projection for a decode step.
+
+    The model does them inside one larger launch.
+    """
     hidden, queries, keys = shape.hidden, shape.heads * HEAD_SIZE, shape.kv_heads * HEAD_SIZE
 
     def value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:
@@ -303,6 +332,7 @@ def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, La
 
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
+    """Yield the works that read the cache in a decode step: attention, attention block, and whole layer."""
     layer = _launches(shape, step_of(Phase.decode, sequences, positions))
     layer_work = _LayerWork(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")

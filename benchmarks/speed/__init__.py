@@ -1,1 +1,4 @@
-"""Speed of the simulator, as ratios against named references in one run: `python -m benchmarks.speed`."""
+"""Speed of the simulator and of models on it, as ratios to named references measured in the same run.
+
+`python -m benchmarks.speed` runs all of it.
+"""

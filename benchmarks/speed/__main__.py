@@ -1,4 +1,4 @@
-"""`make bench`: measure the simulator on this machine and print the tables of benchmarks/speed/README.md."""
+"""`make bench`: measure the simulator's speed on this machine and print the tables of benchmarks/speed/README.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from benchmarks.speed.measure import Row
 
 
 def main() -> int:
-    """Print each row right after its measurement; the models against transformers come last."""
+    """Print a table with each row right after its measurement, then the table of models against transformers.
+
+    Returns 0.
+    """
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, {platform.machine()}, {_processor()}\n"
     )
@@ -53,11 +56,13 @@ def main() -> int:
 
 
 def _line(row: Row) -> str:
+    """Format a row as a line of a Markdown table."""
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
     return f"| {row.work} | {row.measured:.1f} {row.unit} | {ratio} | {row.reference} |"
 
 
 def _processor() -> str:
+    """Return the number and the name of the machine's processors, from /proc/cpuinfo if it exists."""
     try:
         with open("/proc/cpuinfo") as info:
             names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]

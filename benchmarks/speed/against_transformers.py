@@ -1,12 +1,14 @@
 """The model replayed against Hugging Face transformers on the same cores: a prompt, decode steps, and peak memory.
 
     python -m benchmarks.speed.against_transformers                     all models of model_shapes.py, in float32
-    python -m benchmarks.speed.against_transformers GPT-2 Qwen3-0.6B    those whose name begins so
-    python -m benchmarks.speed.against_transformers --dtype bfloat16    bfloat16 activations; NKW_SPEED=torch multiplies
+    python -m benchmarks.speed.against_transformers GPT-2 Qwen3-0.6B    models whose names begin with these words
+    python -m benchmarks.speed.against_transformers --dtype bfloat16    bfloat16 activations; NKW_SPEED=torch
+    multiplies
 
-Both sides read one folder of random weights, each in a process of its own with as many threads, and work in turn. The
-first prompt and its steps are a warm-up, in which the simulator checks and records its launches. On a machine with
-other work the ratios of CPU time say most, with one thread for each side (OMP_NUM_THREADS=1).
+A side is one of the two implementations. Both read the same folder of random weights, each in its own process with
+the same number of threads, and they run alternately. The first prompt and its steps are a warm-up, in which the
+simulator checks and records its launches. On a busy machine, ratios of CPU time with one thread per side
+(OMP_NUM_THREADS=1) are the most reliable.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Taken = dict[tuple[str, str], list[tuple[float, float]]]
 
 
 def main() -> int:
-    """Print the table, a line after each model."""
+    """Print the table, each line after its model is measured. Returns 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("models", nargs="*", help="beginnings of the names of models; all if none is given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations")
@@ -53,7 +55,13 @@ def main() -> int:
 
 
 def table(models: Sequence[str] = (), dtype: str = "float32", runs: int = RUNS) -> Iterator[str]:
-    """Yield the lines of the table; each model is measured when its line is asked for."""
+    """Yield the lines of the Markdown table; a model is measured when its line is requested.
+
+    Args:
+        models: Beginnings of model names; all models if empty.
+        dtype: Dtype of activations, "float32" or "bfloat16".
+        runs: Number of prompts whose medians are shown.
+    """
     threads = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     yield f"{dtype}, {threads} threads for each side, load {os.getloadavg()[0]:.1f}"
     yield ""
@@ -69,6 +77,7 @@ def table(models: Sequence[str] = (), dtype: str = "float32", runs: int = RUNS) 
 
 
 def _line(name: str, dtype: str, runs: int, threads: str, folder: Path) -> str:
+    """Write a model to a folder, measure both sides, and return the model's line of the table."""
     environment = {**os.environ, **dict.fromkeys(_THREADS, threads)}
     subprocess.run(_command("write", name, folder), check=True, stdout=sys.stderr, env=environment)
     sides = {side: _Process(_command(side, dtype, folder), environment) for side in _SIDES}
@@ -101,6 +110,7 @@ def _apart(sides: dict[str, _Process], folder: Path) -> float:
 
 
 def _in_turn(sides: dict[str, _Process], runs: int) -> Taken:
+    """Run a prefill and the decode steps on each side in turn, `runs` times, and return their times."""
     taken: Taken = {}
     for _ in range(runs):
         for side, process in sides.items():
@@ -111,7 +121,10 @@ def _in_turn(sides: dict[str, _Process], runs: int) -> Taken:
 
 
 def _columns(taken: Taken, order: str, tokens: int) -> list[str]:
-    """Tokens per second, and the ratios of the medians of time and of CPU time."""
+    """Return three cells: tokens per second of the replayed side, and its time and CPU time over those of transformers.
+
+    Times are medians of the order, "prefill" or "step"; `tokens` is the number of tokens that the order computes.
+    """
     (wall, cpu), (their_wall, their_cpu) = (
         [statistics.median(seconds) for seconds in zip(*taken[side, order])] for side in _SIDES
     )
@@ -119,11 +132,12 @@ def _columns(taken: Taken, order: str, tokens: int) -> list[str]:
 
 
 def _command(*arguments: object) -> list[str]:
+    """Return the command that runs model_subject.py with these arguments."""
     return [sys.executable, "-m", "benchmarks.speed.model_subject", *map(str, arguments)]
 
 
 class _Process:
-    """A side, which answers a line with a line."""
+    """A side in a process of its own, which answers each line on stdin with a line of JSON on stdout."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         pipe = subprocess.PIPE
@@ -132,7 +146,7 @@ class _Process:
         )
 
     def ask(self, order: str) -> Any:
-        """Send an order to the process and return its answer."""
+        """Send an order to the process and return its answer. Raises RuntimeError if the process has ended."""
         assert self._process.stdin and self._process.stdout
         print(order, file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
@@ -141,7 +155,7 @@ class _Process:
         return json.loads(answer)
 
     def end(self) -> None:
-        """Let the process end."""
+        """Close the process's stdin, which ends it, and wait for it."""
         self._process.communicate()
 
 

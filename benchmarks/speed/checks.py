@@ -1,4 +1,4 @@
-"""The cost of the detectors: every shipped kernel launched with checks against the same launch without."""
+"""Cost of the detectors of `simulate.check`: shipped kernels launched with the checks and without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANKS = 2
 
 
 def rows() -> Iterator[Row]:
-    """Time eager kernels of a layer, a matmul and a sum over ranks, with the detectors and without."""
+    """Yield the time of a matmul, each kernel of a layer, and a sum over ranks, with the detectors over without."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((1024, 1024), np.float32).astype(ml_dtypes.bfloat16) for _ in range(2))
     for name, arguments in [("matmul", {"a": a, "b": b}), *layer()]:
@@ -28,10 +28,12 @@ def rows() -> Iterator[Row]:
 
 
 def _row(name: str, launch: Callable[[], Any]) -> Row:
+    """Return the row of one launch, with the detectors over without."""
     return against(f"{name}, checked", "the same without checks", lambda: examine(launch), launch, _RUNS)
 
 
 def _sum_over_ranks(random: np.random.Generator) -> Callable[[], Any]:
+    """Return a function that launches all_reduce on _RANKS ranks."""
     from nki.collectives import ReplicaGroup
 
     group = ReplicaGroup([list(range(_RANKS))])

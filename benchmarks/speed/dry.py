@@ -1,4 +1,4 @@
-"""Dry runs of a large model: a layer of Llama-3.1-70B at tp 16 on trn2, planned, placed and timed.
+"""CPU time of dry runs of a large model: a layer of Llama-3.1-70B at tp 16 on trn2, planned, scheduled and timed.
 
 python -m benchmarks.speed.dry
 """
@@ -58,7 +58,10 @@ CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.1-70B, as far
 
 
 def rows() -> Iterator[Row]:
-    """Time of a layer and of the model, equal layers once; instructions per second of each step of a dry run."""
+    """Yield the CPU time of predicting a layer and the whole model, then the speed of each stage of a dry run.
+
+    The speed is in instructions per second. Equal layers of the model are predicted once.
+    """
     config = _config()
     for phase, tokens in ((f"prefill of {PROMPT}", PROMPT), ("a decode step", 1)):
         layer = _cpu(lambda: _layer(config, tokens))  # noqa: B023  (called at once)
@@ -69,13 +72,14 @@ def rows() -> Iterator[Row]:
 
 
 def _config() -> ModelConfig:
+    """Return the configuration of Llama-3.1-70B, read from CONFIG as from a checkpoint's folder."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         return read_config(Path(folder))
 
 
 def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
-    """List the launches of one layer for a step of `tokens` tokens."""
+    """Return the launches of one layer for a step of `tokens` tokens."""
     phase, dtype = Phase.decode if tokens == 1 else Phase.prefill, np.dtype(ml_dtypes.bfloat16)
     step = StepShape(
         phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, WeightDtypes(dtype)
@@ -84,7 +88,7 @@ def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
 
 
 def _calls(config: ModelConfig, tokens: int) -> list[Call]:
-    """List one layer's launches on one rank without its sums over ranks, and one such sum on all ranks."""
+    """Return one layer's launches on one rank, without its sums over ranks, and one such sum on all ranks."""
     one, ranks = DryDevice(TARGET, 1), DryDevice(TARGET, RANKS)
     calls: list[Call] = [(launch.kernel, [_stand_ins(launch, one)]) for launch in _launches(config, tokens)]
     partial = np.broadcast_to(np.zeros((), np.float32), (tokens, config.hidden_size))
@@ -92,7 +96,7 @@ def _calls(config: ModelConfig, tokens: int) -> list[Call]:
 
 
 def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
-    """Return the arguments of a launch for a dry run, in the order of the kernel's signature."""
+    """Return the arguments of a launch for a dry run, in the order of the kernel's parameters."""
     arguments = {
         parameter: create_stand_in(argument, device, Mesh(RANKS))
         for parameter, argument in launch.arguments.items()
@@ -101,7 +105,7 @@ def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
 
 
 def _layer(config: ModelConfig, tokens: int) -> None:
-    """Every kernel of a layer planned, checked, placed, and timed in all readings."""
+    """Dry run each kernel of a layer: planned, checked, scheduled, and timed under all readings."""
     dry = DryTimes(TARGET, Mesh(RANKS))
     for launch in _launches(config, tokens):
         dry.time_launch(launch)
@@ -115,7 +119,11 @@ def _predict_model(config: ModelConfig, tokens: int) -> None:
 
 
 def _rates(calls: list[Call]) -> Iterator[Row]:
-    """Instructions per second of CPU time: planners alone, whole dry launches, dependences, placing in time."""
+    """Yield instructions per second of CPU time of each stage, for the launches in `calls`.
+
+    The stages are the planners alone, whole dry launches, dependences, and scheduling. Replaces `book.bind` while it
+    records the calls of planners.
+    """
     planned: list[tuple[Any, ...]] = []
 
     def kept(*call: Any) -> Any:
@@ -151,6 +159,7 @@ def _rates(calls: list[Call]) -> Iterator[Row]:
 
 
 def _launch(call: Call) -> simulate.Launch:
+    """Launch a kernel dry on as many ranks as it has lists of arguments, and return the launch."""
     kernel, arguments = call
     world = simulate.World(TARGET, len(arguments))
     return world.launch(
@@ -161,7 +170,10 @@ def _launch(call: Call) -> simulate.Launch:
 
 
 def _cpu(action: Callable[[], object]) -> float:
-    """Return the least CPU time of several calls, in seconds, which other work on the machine disturbs least."""
+    """Return the least CPU time of several calls in seconds, after a warm-up.
+
+    Other work on the machine disturbs it least.
+    """
     action()
     samples = []
     for _ in range(_RUNS):
@@ -172,7 +184,7 @@ def _cpu(action: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Print each row right after its measurement."""
+    """Print each row right after its measurement. Returns 0."""
     for row in rows():
         print(f"{row.work}: {row.measured:.3g} {row.unit}", flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Many requests at once: tokens of the engine, steps of the scheduler alone, requests of predicted traffic."""
+"""Speed of the engine with many requests: tokens per second, and the time of a step of the scheduler alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT = (5, 7, 9, 11, 13, 17, 19, 23)
 
 
 def rows() -> Iterator[Row]:
-    """Tokens per second, and microseconds of a scheduler's step."""
+    """Yield tokens per second of 1, 4 and 16 requests, and microseconds of a scheduler's step."""
     alone = _tokens_per_second(1)
     yield Row("engine, default model: 1 request decodes", "", alone, "tokens/s")
     for count in (4, 16):
@@ -27,7 +27,10 @@ def rows() -> Iterator[Row]:
 
 
 def _tokens_per_second(count: int) -> float:
-    """Measure the new tokens a second of `count` requests, without their prompts, once every launch is replayed."""
+    """Return the new tokens per second of `count` requests that decode together, once every launch is replayed.
+
+    Prompts are not timed.
+    """
     engine = LLM(max_num_seqs=count, max_model_len=128).engine
     params = SamplingParams(max_tokens=_STEPS, temperature=0, ignore_eos=True)
     for _ in range(2):
@@ -41,7 +44,7 @@ def _tokens_per_second(count: int) -> float:
 
 
 def _scheduled() -> tuple[float, str, float]:
-    """Microseconds of choosing and finishing a step."""
+    """Return the median time in us of scheduling and completing a step, its unit, and its ratio to 500 us."""
     scheduler = Scheduler([PagePool(_RUNNING * 8, 16)], SchedulerOptions(_RUNNING, 4096))
     for number in range(_RUNNING):
         scheduler.submit(Request(str(number), [number % 50, *_PROMPT], 10 * _STEPS))

@@ -1,4 +1,4 @@
-"""Instructions per second by family: small tiles, so that the time of the simulator exceeds that of numpy."""
+"""Instructions per second by family of instructions, on tiles so small that the simulator's time exceeds numpy's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANKS = 4
 
 
 def rows() -> Iterator[Row]:
-    """One row per family: eager launches with all checks on, every recorded instruction counted."""
+    """Yield a row for each family: recorded instructions per second of an eager launch with all checks."""
     families: dict[str, Callable[[Any], Any]] = {
         "matmul": _matmul,
         "element-wise": _elementwise,
@@ -40,6 +40,7 @@ def rows() -> Iterator[Row]:
 
 
 def _rate(family: str, kernel: Callable[[Any], Any], ranks: int) -> Row:
+    """Return the row of a family, whose kernel is launched on `ranks` ranks."""
     world = simulate.World(ranks=ranks)
     x = np.full(_SHAPE, 0.5, np.float32)
 
@@ -52,6 +53,7 @@ def _rate(family: str, kernel: Callable[[Any], Any], ranks: int) -> Row:
 
 
 def _stored(tile: Any) -> Any:
+    """Store a tile to a new output tensor and return the tensor."""
     out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=tile)
     return out

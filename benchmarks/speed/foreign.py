@@ -1,8 +1,8 @@
-"""Wall time and peak memory of public kernels, where clones of their repositories are at hand.
+"""Wall time and peak memory of public kernels, if clones of their repositories are available.
 
-The environment variable NKW_FOREIGN names the folder with the clones, as for `tests/foreign/runner.py`, whose table
-says how each kernel is called and what it is compared with. Every kernel runs in a process of its own, whose
-interpreter start, imports and reference are part of both figures.
+The environment variable NKW_FOREIGN names the folder with the clones, as for `tests/foreign/runner.py`. The table of
+that runner says how each kernel is called and what it is compared with. Each kernel runs in its own process. Both
+figures include the start of its interpreter, its imports and its reference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ print(json.dumps([outcome.status, time.perf_counter() - start, peak]))
 
 
 def rows() -> Iterator[Row]:
-    """Yield a row for each of some kernels, spread over the table; none where NKW_FOREIGN is not set."""
+    """Yield a row for each of up to KERNELS kernels, spread evenly over the table.
+
+    Nothing if NKW_FOREIGN is not set.
+    """
     folder = os.environ.get("NKW_FOREIGN")
     if not folder:
         return
@@ -45,6 +48,7 @@ def rows() -> Iterator[Row]:
 
 
 def _measured(row: runner.Row, folder: str) -> Row:
+    """Run a kernel in its own process and return its row: time, outcome, peak memory, whether limits were kept."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURED],
         input=json.dumps({"row": row.__dict__, "folder": str(Path(folder).resolve())}),

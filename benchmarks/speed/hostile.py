@@ -1,6 +1,6 @@
-"""Hostile clients beside normal ones: the slowest time between tokens of eight streams, alone and disturbed.
+"""Hostile clients next to normal ones: slowest time between tokens of eight streams, with and without an attack.
 
-python -m benchmarks.speed.hostile [SECONDS]    with SECONDS: go on for so long, and print the server's memory
+python -m benchmarks.speed.hostile [SECONDS]    with SECONDS: attack for that long, and print the server's memory
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _TEMPLATE = (
 
 @dataclass
 class Streams:
-    """Times between tokens in seconds, and streams that did not bring all their tokens."""
+    """Measurements of streams: times between tokens and to the first token in seconds.
+
+    Streams without all their tokens.
+    """
 
     gaps: list[float] = field(default_factory=list)
     lost: int = 0
@@ -42,7 +45,10 @@ class Streams:
 
 
 def rows() -> Iterator[Row]:
-    """Yield the slowest time between tokens, of rounds with and without hostile clients in turn."""
+    """Yield the slowest and the median time between tokens under attack, with the ratio to the time without.
+
+    Rounds with and without hostile clients alternate.
+    """
     with running_server() as server:
         server.read_streams()
         alone, disturbed = Streams(), Streams()
@@ -60,7 +66,7 @@ def rows() -> Iterator[Row]:
 
 
 class HostileServer:
-    """A server of the default model with a chat template that loops for some messages."""
+    """A running server of the default model, with a chat template that loops for some messages."""
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self._process = process
@@ -70,7 +76,7 @@ class HostileServer:
 
     @property
     def memory_mib(self) -> float:
-        """Resident memory of the server's process and of its worker process, in MiB."""
+        """Resident memory of the server's process and of the processes that it started, in MiB."""
         pids = {self._process.pid}
         for status in Path("/proc").glob("[0-9]*/status"):
             with suppress(OSError):
@@ -87,7 +93,10 @@ class HostileServer:
         return total / 1024
 
     def read_streams(self, streams: Streams | None = None) -> Streams:
-        """Read all streams at once to their end, and add what they show."""
+        """Read STREAMS streams at once to their end, add their measurements to `streams`, and return it.
+
+        Without an argument the measurements are added to a new object.
+        """
         result = Streams() if streams is None else streams
         threads = [
             threading.Thread(target=self._read_stream, args=(index, result)) for index in range(STREAMS)
@@ -100,7 +109,7 @@ class HostileServer:
 
     @contextmanager
     def attacked(self) -> Iterator[None]:
-        """Attack the server during the block."""
+        """Attack the server from two threads during the block."""
         is_over = threading.Event()
 
         def attack() -> None:
@@ -120,6 +129,7 @@ class HostileServer:
                 thread.join()
 
     def _read_stream(self, index: int, streams: Streams) -> None:
+        """Read stream `index` to its end and add its measurements."""
         request = {
             "model": "folder",
             "prompt": [3 + index, *range(5, 20)],
@@ -144,7 +154,7 @@ class HostileServer:
         streams.lost += count != TOKENS
 
     def _abandon(self) -> None:
-        """Send tokenizations and leave before their answers."""
+        """Send tokenizations of long texts and close each connection before its answer."""
         host, _, port = self._address.partition(":")
         body = json.dumps({"prompt": "long " * (_TEXT_BYTES // 5)}).encode()
         head = f"POST /tokenize HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
@@ -153,6 +163,7 @@ class HostileServer:
                 connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
 
     def _refused(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request and count its answer by status; a connection that breaks is not counted."""
         connection = http.client.HTTPConnection(self._address)
         with suppress(OSError, http.client.HTTPException):
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
@@ -162,7 +173,7 @@ class HostileServer:
 
 
 def _hostile_requests() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a grammar that explodes, and a conversation at which the template loops."""
+    """Yield (path, body) of a request whose grammar explodes, and of one for which the chat template loops."""
     names = ({"type": "string", "pattern": f"a{index}"} for index in range(_ENTRIES))
     schema = {"allOf": [{"anyOf": [name, {"type": "integer"}]} for name in names]}
     yield "/v1/completions", {"model": "folder", "prompt": "Tom", "structured_outputs": {"json": schema}}
@@ -172,7 +183,7 @@ def _hostile_requests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def running_server() -> Iterator[HostileServer]:
-    """Start `nkw serve` in a process of its own."""
+    """Start `nkw serve` in its own process for the block, and yield the server."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "folder"
         shutil.copytree(PRETRAINED, folder)
@@ -189,7 +200,10 @@ def running_server() -> Iterator[HostileServer]:
 
 @dataclass(frozen=True)
 class Round:
-    """What the streams of one round showed, and the server afterwards."""
+    """Measurements of one round of streams, and the server's state after it.
+
+    seconds: start of the round since the attack began. refused: answers to hostile requests by status, so far.
+    """
 
     seconds: float
     streams: Streams
@@ -198,7 +212,7 @@ class Round:
 
 
 def soak(seconds: float) -> Iterator[Round]:
-    """Attack a server for so long, and yield a round of streams after the other."""
+    """Attack a server and yield rounds of streams until `seconds` have passed."""
     begun = time.monotonic()
     with running_server() as server:
         server.read_streams()
@@ -209,7 +223,7 @@ def soak(seconds: float) -> Iterator[Round]:
 
 
 def main(seconds: float) -> None:
-    """Print the rounds of an attack."""
+    """Print the rounds of an attack that lasts `seconds`."""
     for done in soak(seconds):
         slowest, lost = 1e3 * max(done.streams.gaps), done.streams.lost
         print(

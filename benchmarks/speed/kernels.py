@@ -1,4 +1,4 @@
-"""Each kernel's simulated wall time against the same work in plain numpy."""
+"""Wall time of simulated kernels against the same work in plain numpy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ _RNG = np.random.default_rng(0)
 
 
 def _floats(*shape: int) -> np.ndarray:
+    """Return random float32 numbers."""
     return _RNG.standard_normal(shape, np.float32)
 
 
 def _narrow(*shape: int) -> np.ndarray:
+    """Return random bfloat16 numbers."""
     return _floats(*shape).astype(ml_dtypes.bfloat16)
 
 
 def rows() -> Iterator[Row]:
-    """Time matmuls of 1024 and 2048 and every kernel of a layer like that of a 1B Llama, shrunk to 128 tokens."""
+    """Yield the times of matmuls of 1024 and 2048, and of each kernel of `layer`."""
     for size in (1024, 2048):
         a, b = _narrow(size, size), _narrow(size, size)
         wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
@@ -40,7 +42,7 @@ def rows() -> Iterator[Row]:
 
 
 def layer() -> list[tuple[str, dict[str, Any]]]:
-    """List the kernels of a layer like that of a 1B Llama, shrunk to 128 tokens, with their arguments by name."""
+    """Return (kernel, arguments by name) for each kernel of a layer like that of a 1B Llama, shrunk to 128 tokens."""
     tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
     x, norm = _floats(tokens, hidden), _floats(1, hidden)
     q_width, kv_width = heads * size, kv_heads * size
@@ -76,6 +78,7 @@ def layer() -> list[tuple[str, dict[str, Any]]]:
 
 
 def _against_reference(name: str, arguments: dict[str, Any]) -> Iterator[Row]:
+    """Yield a kernel's time eager and replayed, with the ratio to its numpy reference."""
     reference: Callable[..., Any] = getattr(nki_kernels, f"{name}_reference")
     for how, mode in (("eager", simulate.Mode.eager), ("replayed", simulate.Mode.replay)):
         yield against(
@@ -87,7 +90,7 @@ def _against_reference(name: str, arguments: dict[str, Any]) -> Iterator[Row]:
 
 
 def launcher(name: str, arguments: dict[str, Any], mode: simulate.Mode) -> Callable[[], Any]:
-    """Return a function that launches a shipped kernel on one rank."""
+    """Return a function that launches a shipped kernel on one rank in a mode."""
     kernel: Callable[..., Any] = getattr(nki_kernels, name)
     world = simulate.World()
     return lambda: world.launch(kernel, [((), arguments)], mode=mode)

@@ -1,4 +1,4 @@
-"""Timing helpers: medians of several runs, taken in turn so that a drift of the machine hits both sides."""
+"""Timing helpers: medians of several runs, taken in turn so that a drift of the machine affects all sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ after the other would be measured against each other: a product by oneMKL took t
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: what was measured against what."""
+    """One row of the table.
+
+    work: what was measured. reference: what it is compared with. measured: value in `unit`. ratio: measured over
+    reference, or None if nothing is compared.
+    """
 
     work: str
     reference: str
@@ -24,16 +28,17 @@ class Row:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall-clock time of one call in seconds."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def medians(actions: list[Callable[[], object]], runs: int = 7, pause: float = 0.0) -> list[float]:
-    """Median wall time in seconds of each action; one warm-up, then all actions in turn, `runs` times.
+    """Return the median wall-clock time of each action in seconds.
 
-    Each starts after `pause` seconds: with SPIN_SECONDS, large products find all cores free.
+    Each action is called once to warm up. Then all are called in turn, `runs` times, each after `pause` seconds: with
+    SPIN_SECONDS, large products find all cores free.
     """
     for action in actions:
         action()
@@ -53,6 +58,6 @@ def against(
     runs: int = 7,
     pause: float = 0.0,
 ) -> Row:
-    """Time `action` against `other` and return the row: milliseconds of `action`, and their ratio."""
+    """Time `action` and `other` in turn; return the row of `action`: its median in ms, and the ratio to `other`."""
     mine, theirs = medians([action, other], runs, pause)
     return Row(work, reference, mine * 1e3, "ms", mine / theirs)

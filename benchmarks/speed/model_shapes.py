@@ -1,8 +1,8 @@
-"""The models that are held against transformers.
+"""Models whose speed is compared with transformers.
 
-One of about 100 million parameters per kind of layer, and two real shapes. Each is the name of a model of transformers
-and the fields of its config. A hundred million parameters have float32 weights, the real shapes bfloat16 ones, as they
-are published.
+There is one of about 100 million parameters per kind of layer, and two real shapes. Each is the name of a family of
+transformers and the fields of its config. Small models have float32 weights, the real shapes bfloat16 weights, as
+they are published.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SMALL: dict[str, Any] = dict(
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A family of transformers, the fields of its config beside the common ones, and the dtype of its weights."""
+    """A family of transformers, the fields of its config in addition to `common`, and the dtype of its weights."""
 
     family: str
     fields: Mapping[str, Any] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""One side of a comparison in a process of its own: a model of a folder, told what to do on stdin.
+"""A process with one side of the comparison with transformers, controlled by lines on stdin.
 
     python -m benchmarks.speed.model_subject write NAME FOLDER
     python -m benchmarks.speed.model_subject replayed|transformers DTYPE FOLDER
 
-`write` makes the folder: config.json and random weights. The sides answer each line of stdin with a line of JSON:
-`prefill` and `step` with seconds by the clock and of CPU time over all threads, `logits FILE` with nothing when the
-newest logits are written, `memory` with bytes.
+`write` creates the folder's config.json and random weights. A side answers each line of stdin with a line of JSON:
+`prefill` and `step` with wall-clock seconds and seconds of CPU time over all threads, `logits FILE` with null when the
+last logits are written, `memory` with peak bytes and bytes of weights and state.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass
 class Side:
-    """A model that takes prompts of one sequence; both calls return the logits of the last token.
+    """One implementation of a model with one sequence; both calls return the logits of the last token.
 
-    `held_bytes` are those of weights and state; None where nobody asks for them.
+    prefill: takes the prompt's token ids. decode: takes a token id and its position. held_bytes: bytes of weights and
+    state, None if they are not reported.
     """
 
     prefill: Callable[[list[int]], np.ndarray]
@@ -44,7 +45,7 @@ class Side:
 
 
 def main() -> int:
-    """Write a folder, or serve one side."""
+    """Write a folder, or answer the orders on stdin with one side. Returns 0."""
     action, how, folder = sys.argv[1:]
     if action == "write":
         write(how, Path(folder))
@@ -59,6 +60,7 @@ def main() -> int:
 
 
 def _answers(side: Side) -> Iterable[Any]:
+    """Yield the answer to each line of stdin."""
     ids = np.random.default_rng(0).integers(3, side.vocabulary, PROMPT_TOKENS + STEPS).tolist()
     prompt, after = ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
     done, logits = 0, np.empty(0)
@@ -80,13 +82,19 @@ def _answers(side: Side) -> Iterable[Any]:
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process in bytes; that of getrusage begins with the parent's."""
+    """Return the peak memory of this process in bytes, from /proc.
+
+    That of getrusage includes the parent's before the fork.
+    """
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def replayed(folder: Path, dtype: str) -> Side:
-    """Build the side with this project's model on one simulated trn2 core, set up as `nkw generate` does."""
+    """Build the side with this project's model on one simulated trn2 core, set up as `nkw generate` does.
+
+    With bfloat16 it sets NKW_SPEED=torch in this process.
+    """
     if dtype == "bfloat16":
         os.environ["NKW_SPEED"] = "torch"
     from model.device import SimulatedDevice
@@ -112,7 +120,10 @@ def replayed(folder: Path, dtype: str) -> Side:
 
 
 def transformers_side(folder: Path, dtype: str) -> Side:
-    """Hugging Face transformers on the same folder; "sdpa", which it would choose, leaves out Gemma 2's soft caps."""
+    """Build the side with Hugging Face transformers on the same folder.
+
+    Attention is "eager" for models with soft caps, because "sdpa", the default, leaves them out.
+    """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -139,7 +150,11 @@ def transformers_side(folder: Path, dtype: str) -> Side:
 
 
 def write(name: str, folder: Path) -> None:
-    """Write a model of random weights: normal, scaled to keep the scale of activations; vectors around one or zero."""
+    """Write the config and random weights of a model in MODELS to a folder.
+
+    Matrices are normal and scaled to keep the scale of activations; vectors are around zero for biases, else around
+    one.
+    """
     import transformers
     from safetensors.numpy import save_file
 
@@ -163,6 +178,7 @@ def write(name: str, folder: Path) -> None:
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Return a random tensor that depends on its name, shape and dtype only."""
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     if len(shape) == 1:
         center = 0.0 if name.endswith("bias") else 1.0

@@ -1,4 +1,4 @@
-"""Replayed launches against careful numpy: large shapes, blocks that fit the cache, no needless pass."""
+"""Replayed launches against careful numpy: large shapes, blocks that fit the cache, no needless pass over memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _RUNS = 5
 
 
 def rows() -> Iterator[Row]:
-    """Each kernel replayed as recorded, rewritten, and with torch where it multiplies bfloat16 matrices."""
+    """Yield the time of kernels replayed exactly, rewritten, and with torch, then the phases of an eager launch.
+
+    torch is used only for kernels with bfloat16 arguments, if it is installed.
+    """
     for size in (1024, 2048):
         a, b = (_floats(size, size).astype(ml_dtypes.bfloat16) for _ in range(2))
         wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
@@ -54,7 +57,7 @@ def rows() -> Iterator[Row]:
 
 
 def _shares() -> Iterator[Row]:
-    """Time the phases of an eager launch, and the rewriting of its program for replay, once."""
+    """Yield the time of each phase of an eager matmul, and of rewriting its program for replay, which happens once."""
     a, b = (_floats(1024, 1024).astype(ml_dtypes.bfloat16) for _ in range(2))
 
     replays = ReplayCache()
@@ -85,6 +88,7 @@ def _shares() -> Iterator[Row]:
 def _ways(
     work: str, reference: str, kernel: Any, arguments: tuple[Any, ...], plain: Callable[[], object]
 ) -> Iterator[Row]:
+    """Yield a row for each way of replaying a kernel, with the ratio to `plain`, which does the same in numpy."""
     ways = {"exact": ReplayOptions(exact=True), "rewritten": ReplayOptions()}
     narrow = sum(
         isinstance(argument, np.ndarray) and argument.dtype == ml_dtypes.bfloat16 for argument in arguments
@@ -105,10 +109,12 @@ def _ways(
 
 
 def _floats(*shape: int) -> np.ndarray:
+    """Return random float32 numbers."""
     return _RNG.standard_normal(shape, np.float32)
 
 
 def _rmsnorm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the RMSNorm of rows in blocks of _ROWS rows, without a pass over more memory than needed."""
     result = np.empty_like(x)
     for first in range(0, len(x), _ROWS):
         block = x[first : first + _ROWS]
@@ -123,6 +129,7 @@ def _rmsnorm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
+    """Return the softmax of rows in blocks of _ROWS rows, without a pass over more memory than needed."""
     result = np.empty_like(x)
     for first in range(0, len(x), _ROWS):
         block = x[first : first + _ROWS]
@@ -134,6 +141,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def _attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return causal attention of one head with the whole matrix of scores in memory."""
     scores = q @ k.T
     scores *= np.float32(q.shape[1] ** -0.5)
     scores[~np.tri(len(q), dtype=bool)] = -np.inf

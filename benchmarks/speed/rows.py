@@ -1,4 +1,4 @@
-"""A softmax kernel over rows, for the bench: one pass over tiles of 128 rows."""
+"""A softmax kernel for the benchmark of replays, in one pass over tiles of 128 rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import nki.language as nl
 
 @nki.jit
 def softmax(x):
-    """Compute the softmax of each row of x [T, H] @ HBM, T a multiple of 128, in float32."""
+    """Return the softmax of each row of x [T, H] in HBM, T a multiple of 128; computed in float32, in x's dtype."""
     tokens, columns = x.shape
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, 128):

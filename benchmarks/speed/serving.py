@@ -1,4 +1,4 @@
-"""Latency that the HTTP server adds: an answer without computation, and the time to the first token."""
+"""Latency that the HTTP server adds: a request without computation, and the time to the first token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
 
 @contextmanager
 def _connection_to_server() -> Iterator[http.client.HTTPConnection]:
-    """Start `nkw serve` in a process of its own and connect to it."""
+    """Start `nkw serve` in its own process for the block, and yield a connection to it."""
     command = [
         sys.executable,
         "-m",
@@ -67,12 +67,13 @@ def _connection_to_server() -> Iterator[http.client.HTTPConnection]:
 
 
 def _list_models(connection: http.client.HTTPConnection) -> None:
+    """Request the list of models and read the answer."""
     connection.request("GET", "/v1/models")
     connection.getresponse().read()
 
 
 def _measure_first_token(connection: http.client.HTTPConnection) -> float:
-    """Return the seconds from a request to the first event of its stream; read the remaining events afterwards."""
+    """Return the seconds from a request to the first event of its stream; the remaining events are read afterwards."""
     request = {"model": "stories", "prompt": _PROMPT, "max_tokens": 1, "temperature": 0, "stream": True}
     body = json.dumps(request | {"ignore_eos": True})
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The cost of the simulator itself: import, one instruction, one recorded event, scheduling."""
+"""Cost of the simulator itself: import, one instruction, one recorded event, scheduling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHAPE = (128, 8)
 
 
 def rows() -> Iterator[Row]:
-    """Import time, cost of an instruction on a small tile, and bytes per event."""
+    """Yield import times, the cost of an instruction on a small tile, bytes per event, and scheduling speed."""
     yield _import_time("simulate; simulate.install('simulate')", "import simulate and the API that it binds")
     yield _import_time("nkw.commands", "import nkw.commands")
     yield from _per_instruction("tensor_tensor", _adds, lambda tile: np.add(tile, tile, out=tile))
@@ -36,6 +36,7 @@ def rows() -> Iterator[Row]:
 
 
 def _import_time(module: str, label: str) -> Row:
+    """Return the time in ms of importing `module` in a new interpreter, less the time of a bare interpreter."""
     bare = [sys.executable, "-c", "pass"]
     loaded = [sys.executable, "-c", f"import {module}"]
     times = [
@@ -63,6 +64,10 @@ def _exps(x):
 
 
 def _per_instruction(op: str, kernel, plain) -> Iterator[Row]:
+    """Yield the overhead of an instruction over the same call of numpy in us, and instructions per second.
+
+    kernel: runs the instruction _INSTRUCTIONS times. plain: the same step on a numpy tile, in place.
+    """
     x = np.full(_SHAPE, -1.0, np.float32)
 
     def numpy_alone() -> None:
@@ -78,7 +83,7 @@ def _per_instruction(op: str, kernel, plain) -> Iterator[Row]:
 
 
 def _scheduling() -> Iterator[Row]:
-    """Placing a recorded stream in time, apart from the kernel's Python."""
+    """Yield instructions per second of finding dependences and of scheduling, on a stream recorded before."""
     stream = simulate.launch(_tiles, [((np.zeros((128, 64 * 512), np.float32),), {})], mode=Mode.dry).streams[
         0
     ]
@@ -96,7 +101,7 @@ def _scheduling() -> Iterator[Row]:
 
 
 def _tiles(x):
-    """Many small steps on all engines: loads, products, copies out of PSUM, additions, stores."""
+    """Run many small steps on all engines: loads, products, copies out of PSUM, additions, stores."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for _ in range(64):
         for first in range(0, x.shape[1], 512):
@@ -110,5 +115,6 @@ def _tiles(x):
 
 
 def _per_event() -> Row:
+    """Return the row of the memory that one recorded event takes."""
     stream = simulate.launch(_adds, [((np.zeros(_SHAPE, np.float32),), {})]).streams[0]
     return Row("memory per recorded event", "", stream.nbytes / len(stream), "bytes")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.stacks`: fits the serving stacks, and prints published against predicted values."""
+"""Fit a serving stack's constants to published runs of whole models; print published and predicted values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _FITTED = "transformers-neuronx"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables and return 0."""
+    """Print the tables, one line at a time, and return 0.
+
+    --host prints CPU times of this project's engine instead, --shares the shares of the peaks.
+    """
     parser = argparse.ArgumentParser(
         allow_abbrev=False, prog="python -m benchmarks.stacks", description=__doc__
     )
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_host() -> Iterator[str]:
-    """Yield the CPU times of steps of this project's engine, and the lines through them."""
+    """Yield a Markdown table of CPU times of this project's engine by number of slots, and the fitted lines."""
     times = {slots: measure_steps(slots) for slots in SLOTS}
     yield "| slots | prompts of 128 tokens, ms | decode step, ms |"
     yield "|---:|---:|---:|"
@@ -53,7 +56,7 @@ def measure_host() -> Iterator[str]:
 
 
 def predict_all() -> tuple[DeviceTimes, ...]:
-    """Return the device times of all runs that can be predicted."""
+    """Return the device times of all published runs that are not excluded."""
     times = []
     for run in read_published().runs:
         with disable_collector():
@@ -62,17 +65,20 @@ def predict_all() -> tuple[DeviceTimes, ...]:
 
 
 def fit_half(times: Iterable[DeviceTimes]) -> Stack:
-    """Return the stack with the constants of the fitted half."""
+    """Return the transformers-neuronx stack with its constants fitted to the runs of the fitted half."""
     return fit_stack(STACKS[_FITTED], select_half(times, Half.fitted))
 
 
 def select_half(times: Iterable[DeviceTimes], half: Half) -> list[DeviceTimes]:
-    """Return the runs of a half."""
+    """Return the device times of the runs in a half, in their order."""
     return [device_times for device_times in times if device_times.run.half is half]
 
 
 def list_runs(times: Iterable[DeviceTimes], stack: Stack) -> tuple[PublishedRun, ...]:
-    """Return the published runs of the fitted half as the record of the stack has them, cross-validated."""
+    """Return the runs of the fitted half as the stack's record stores them, with published over predicted values.
+
+    Each run is predicted by constants fitted without the runs of its model and instance. Numbers are rounded.
+    """
     fitted = select_half(times, Half.fitted)
     return tuple(
         PublishedRun(
@@ -87,7 +93,7 @@ def list_runs(times: Iterable[DeviceTimes], stack: Stack) -> tuple[PublishedRun,
 
 
 def compare() -> Iterator[str]:
-    """Yield the fit, and the tables of both halves and of the runs kept apart, as Markdown."""
+    """Yield the fitted constants, published and predicted values, errors, and excluded entries, as Markdown."""
     times = predict_all()
     stack = fit_half(times)
     stack = replace(stack, runs=list_runs(times, stack))
@@ -115,6 +121,7 @@ def compare() -> Iterator[str]:
 
 
 def _describe_fit(stack: Stack) -> Iterator[str]:
+    """Yield a section with the fitted constants, and the runs as lines for `model.plan.stack_records`."""
     yield f"## {stack.title}, fitted"
     yield ""
     yield f"- decode step: {stack.decode_scale.value} x device time"
@@ -131,6 +138,7 @@ def _describe_fit(stack: Stack) -> Iterator[str]:
 
 
 def _list_predictions(title: str, predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield a section with a table of predictions; a cell is published / predicted."""
     yield f"## {title}"
     yield ""
     yield "| model, instance, stack | batch | prompt | output | TTFT ms | TPOT ms | tokens/s | share of peaks |"
@@ -156,6 +164,7 @@ def _sort_by_run(prediction: Prediction) -> tuple[str, str, int]:
 
 
 def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
+    """Yield a section with the median and 90th percentile of the errors by half, stack and chip."""
     yield "## Errors by metric, stack and chip"
     yield ""
     yield "Errors are |predicted / published - 1|: median and 90 %."
@@ -177,6 +186,7 @@ def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
 
 
 def _format_errors(predictions: Sequence[Prediction], metric: str) -> str:
+    """Return the median and 90th percentile of |predicted / published - 1| for a metric, or "" if none is published."""
     errors = [
         abs(1 / prediction.ratios[metric] - 1) for prediction in predictions if metric in prediction.ratios
     ]
@@ -186,7 +196,10 @@ def _format_errors(predictions: Sequence[Prediction], metric: str) -> str:
 
 
 def _cover(times: Sequence[DeviceTimes], stack: Stack) -> Iterator[str]:
-    """Yield how many values of the other half lie in the range that a report prints, and how wide it is."""
+    """Yield a section on the ranges that a report prints, applied to the other half of the runs.
+
+    It says how many values are inside the range, and the median ratio of a range's ends.
+    """
     yield "## Ranges on the other half"
     yield ""
     yield "| metric | chip | values | inside | width |"

@@ -1,4 +1,7 @@
-"""The published runs of whole models, which of them can be predicted, and the half that each belongs to."""
+"""Published runs of whole models: which of them can be predicted, and which part of the data each belongs to.
+
+The runs are in published.json. Constants of a serving stack are fitted to one half of them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _CONTRADICTION = 1.25
 
 
 class Half(Enum):
-    """The part of the runs that a run belongs to."""
+    """The part of the data that a run belongs to: fitted; other, for checking the fit; or apart, in neither."""
 
     fitted = "fitted"
     other = "other"
@@ -49,8 +52,9 @@ class Half(Enum):
 class Run:
     """A published run of a text decoder with 16-bit weights.
 
-    `cores` are its ranks, each of `lnc` physical cores. `ttft_ms`, `tpot_ms` and `throughput` (output tokens per
-    second, or None) are the published values.
+    cores: tensor-parallel ranks, each of `lnc` physical cores. prompt and generate: input and output tokens.
+    sequence: longest sequence that the server takes. ttft_ms, tpot_ms and throughput (output tokens per
+    second, or None): published values.
     """
 
     id: str
@@ -70,7 +74,10 @@ class Run:
 
     @property
     def half(self) -> Half:
-        """The half, from the last hex digit of the SHA-256 of model and instance; even digits are fitted."""
+        """The part of the data, decided by the last hex digit of the SHA-256 of model and instance.
+
+        Even digits are fitted. Runs whose id begins with "apart-" are kept apart.
+        """
         if self.id.startswith(_APART):
             return Half.apart
         digit = int(sha256(f"{self.model} {self.instance}".encode()).hexdigest()[-1], 16)
@@ -78,11 +85,11 @@ class Run:
 
     @property
     def chip(self) -> str:
-        """Name of the chip."""
+        """Name of the chip: the instance up to the first dot."""
         return self.instance.partition(".")[0]
 
     def load(self) -> ModelSizes:
-        """Return the sizes of the model."""
+        """Return the sizes of the model, from its published config with the changes in `_MODELS`."""
         file, changes = _MODELS[self.model]
         config = json.loads((CONFIGS / f"{file}.json").read_text()) | changes
         with TemporaryDirectory() as folder:
@@ -91,7 +98,7 @@ class Run:
             return load_model(path)
 
     def contradiction(self) -> str:
-        """Return why the published values contradict each other; empty if they do not."""
+        """Return how the published throughput contradicts the published times; "" if it is within a factor of 1.25."""
         if self.throughput is None:
             return ""
         total_ms = self.ttft_ms + self.tpot_ms * (self.generate - 1)
@@ -103,14 +110,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Published:
-    """The runs that are predicted, and the other entries with the reason why each is not."""
+    """The runs that are predicted, and (id, reason) of each entry that is not."""
 
     runs: tuple[Run, ...]
     excluded: tuple[tuple[str, str], ...]
 
 
 def read_published() -> Published:
-    """Read the file of published runs."""
+    """Read published.json; entries that cannot be predicted or contradict themselves are returned as excluded."""
     runs, excluded = [], []
     for entry in json.loads(PUBLISHED.read_text()):
         reason = _find_reason(entry)
@@ -151,6 +158,7 @@ def _find_reason(entry: dict[str, Any]) -> str:
 
 
 def _parse_run(entry: dict[str, Any]) -> Run:
+    """Convert an entry to a run; `shapes` holds batch, prompt, output and sequence lengths in this order."""
     metrics, numbers = entry["metrics"], [int(number) for number in re.findall(r"\d+", entry["shapes"])]
     batch, prompt, generate, sequence = numbers
     return Run(

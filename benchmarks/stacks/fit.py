@@ -1,4 +1,4 @@
-"""Device times of published runs, and the constants of a stack that bring the fitted half closest."""
+"""Device times of published runs, and a search for the constants of a stack that fit the published values best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ _PROMPT_GRID = (
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """Times of a run in this project's kernels: one prompt, all prompts packed into one pass, and the last step."""
+    """Predicted device times of a run with this project's kernels.
+
+    parameters: billions of parameters of the model. prompt: one prompt. prompts: all prompts of the batch packed into
+    one pass. step: the last decode step.
+    """
 
     run: Run
     parameters: float
@@ -35,7 +39,7 @@ class DeviceTimes:
     step: Time
 
     def serve(self, stack: Stack) -> Prediction:
-        """Return what a user of a stack sees."""
+        """Return the times that a user of a serving stack sees."""
         return Prediction(
             self.run,
             stack.serve_prompts(self.prompt, 1),
@@ -47,7 +51,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted times of a run; `floor_ns` is the time of its prompts on the peaks of the cores."""
+    """The predicted times of a run on a stack; `floor_ns` is the time of all its prompts at the peaks of the cores."""
 
     run: Run
     prompt: Served
@@ -57,7 +61,7 @@ class Prediction:
 
     @property
     def values(self) -> dict[str, float]:
-        """Time to first token and time per token in ms, and output tokens per second, as `nkw plan` has them."""
+        """Predicted values by metric as in `nkw plan`: ttft and tpot in ms, throughput in output tokens/s."""
         prompt_ms, prompts_ms, step_ms = (
             served.time.program_ns / 1e6 for served in (self.prompt, self.prompts, self.step)
         )
@@ -67,13 +71,13 @@ class Prediction:
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Published over predicted, by metric; without a metric that is not published."""
+        """Published over predicted value by metric; metrics that are not published are missing."""
         published = {"ttft": self.run.ttft_ms, "tpot": self.run.tpot_ms, "throughput": self.run.throughput}
         return {metric: value / self.values[metric] for metric, value in published.items() if value}
 
 
 def predict_device(run: Run) -> DeviceTimes:
-    """Return the device times of a run, by dry runs."""
+    """Predict the device times of a run by dry runs of its model's kernels."""
     model = run.load()
     context = run.stack.pad_cache(run.sequence, run.sequence)
     predictor = Predictor(model.config, run.instance, run.cores, "bfloat16", context, lnc=run.lnc)
@@ -89,7 +93,10 @@ def predict_device(run: Run) -> DeviceTimes:
 
 
 def fit_stack(stack: Stack, times: Sequence[DeviceTimes]) -> Stack:
-    """Return a stack with the constants of a grid that have the least mean square of log(predicted / published)."""
+    """Return the stack with the constants, taken from a grid, that fit the runs' published times best.
+
+    The fit minimises the mean square of log(predicted / published), for steps and for prompts separately.
+    """
     batch = np.array([device_times.run.batch for device_times in times])
     step = np.array([device_times.step.program_ns for device_times in times]) / 1e6
     attention = np.array([device_times.prompts.attention.program_ns for device_times in times]) / 1e6
@@ -115,7 +122,10 @@ def fit_stack(stack: Stack, times: Sequence[DeviceTimes]) -> Stack:
 
 
 def cross_validate(stack: Stack, times: Sequence[DeviceTimes]) -> list[dict[str, float]]:
-    """Return published over predicted values of each run, by constants fitted without its model and instance."""
+    """Return published over predicted values of each run, by metric and in order.
+
+    The constants for a run are fitted to the runs of other models or instances.
+    """
     ratios = []
     for device_times in times:
         group = device_times.run.model, device_times.run.instance

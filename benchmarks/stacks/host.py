@@ -1,9 +1,8 @@
 """CPU time of a step of this project's engine on the host, without the time of any kernel.
 
-The engine schedules requests, prepares the inputs of the step, and updates the requests with their tokens, as it does
-when it serves. The step of the device is replaced by one that returns sampled tokens at once. So a step has everything
-that the host does between the launches of a device that samples: scheduling, input arrays, stop conditions, and
-detokenizing. Launches themselves are part of the predicted device time.
+The device's step is replaced by a function that returns sampled tokens at once. What remains is the host's work
+between launches when the device samples: scheduling, input arrays, stop conditions, and detokenizing. Launches belong
+to the predicted device time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _REPEATS = 4
 
 
 def _return_sampled(shape: StepShape, inputs: Mapping[str, Any], logits: bool = True) -> list[StepOutput]:
-    """Return a sampled token for every row of the head, instead of running the step."""
+    """Return one fixed sampled token for each row of the head; replaces the runner's `step`."""
     ids = np.arange(100, 100 + _CANDIDATES)
     values = np.linspace(9.0, 0.0, _CANDIDATES, dtype=np.float32)
     return [
@@ -38,7 +37,10 @@ def _return_sampled(shape: StepShape, inputs: Mapping[str, Any], logits: bool = 
 
 
 def measure_steps(slots: int, prompt: int = _PROMPT) -> tuple[float, float]:
-    """Return the CPU time in ms of the step that computes `slots` prompts, and the median of their decode steps."""
+    """Return two CPU times in ms: of the step that computes `slots` prompts, and of a decode step of `slots` sequences.
+
+    The prompts' time is a median over repetitions; the step's is the least of the repetitions' medians.
+    """
     engine = LLM(max_num_seqs=slots, max_num_batched_tokens=slots * prompt, max_model_len=256).engine
     engine._model._runner.step = _return_sampled  # type: ignore[attr-defined]
     params = SamplingParams(max_tokens=_STEPS + 2, temperature=0.7, top_k=20, ignore_eos=True)
@@ -54,13 +56,17 @@ def measure_steps(slots: int, prompt: int = _PROMPT) -> tuple[float, float]:
 
 
 def _measure_ms(call: Callable[[], object]) -> float:
+    """Return the CPU time of a call in ms."""
     begun = time.process_time()
     call()
     return 1e3 * (time.process_time() - begun)
 
 
 def fit_line(times_ms: Mapping[int, float]) -> tuple[float, float]:
-    """Return the time of a step without slots and the time of a slot, in ms, by least squares of relative errors."""
+    """Return the intercept and the slope in ms of a line through step times by number of slots.
+
+    The fit minimises the squares of relative errors.
+    """
     slots = np.array(list(times_ms), dtype=np.float64)
     times = np.array(list(times_ms.values()))
     columns = np.stack([np.ones_like(slots), slots], axis=1) / times[:, None]

@@ -1,4 +1,7 @@
-"""Shares of the peaks that prompts and decode steps reach: planned for this project's kernels, and published."""
+"""Shares of the chip's peak rates that prompts and decode steps reach: planned for this project, and published.
+
+A share is the time at the peaks over the planned or published time.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def list_shares() -> Iterator[str]:
 
 
 def plan_shares() -> Iterator[tuple[str, str, float, float, float]]:
-    """Yield the shares that kernels of this project are planned to reach, of prompts and of steps by batch."""
+    """Yield (model, instance, share of a prompt, share of a step with batch 1, share with batch 8), as planned."""
     for name in _MODELS:
         model = load_model(PUBLISHED / f"{name}.json")
         for instance, ranks in _CORES.items():
@@ -58,9 +61,10 @@ def plan_shares() -> Iterator[tuple[str, str, float, float, float]]:
 
 
 def publish_shares() -> Iterator[tuple[float | None, float]]:
-    """Yield the shares of the peaks that prompts and steps of the fitted half reach, without the fitted engine time.
+    """Yield (share of prompts, share of a step) of each run in the fitted half, without the fitted time of the engine.
 
-    Prompts of smaller models are None: their attention takes 32 times as long in that stack.
+    The share of prompts is None for models of up to 30 billion parameters: their attention takes 32 times as long in
+    that stack.
     """
     stack = TRANSFORMERS_NEURONX
     for run in read_published().runs:
