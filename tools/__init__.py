@@ -1,1 +1,1 @@
-"""Programs that write parts of the repository from other parts, and the campaign that breaks the shipped kernels."""
+"""Programs for developers: they write parts of the repository from other parts, or measure how good the tests are."""

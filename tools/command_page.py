@@ -59,7 +59,7 @@ def write_page() -> str:
 
 
 def _write_section(title: str, verbs: Mapping[str, Verb]) -> Iterator[str]:
-    """Yield a heading and the table of some commands."""
+    """Yield a heading and the Markdown table of some commands."""
     yield from (f"## {title}", "", "| command | meaning | example | exit status |", "|---|---|---|---|")
     for name, verb in verbs.items():
         yield _write_row(name, verb, verb.example)
@@ -68,7 +68,7 @@ def _write_section(title: str, verbs: Mapping[str, Verb]) -> Iterator[str]:
 
 
 def _write_row(name: str, verb: Verb, example: str) -> str:
-    """Return the row of a command."""
+    """Return the table row of a command; `example` is a command line that calls it."""
     guide = _GUIDES.get(name.split()[0])
     meaning = verb.sentence if guide is None else f"{verb.sentence} ([guide]({guide}))"
     return f"| `nkw {name}` | {meaning} | `nkw {example}` | {verb.ends} |"

@@ -1,9 +1,10 @@
-"""Writes docs/instructions: one page per instruction of the book, and an index.
+"""Writes docs/instructions: one page per instruction, and an index.
 
-Everything on a page is taken from the instruction's own file: the signature and docstring of its planner, the rules
-that the planner can reach (found by following the names its code uses), the chips whose hardware record passes the
-rules that ask for nothing but the chip, and the numbers of the hardware record that its cost is made of, each with
-its source. The example of a page is a file of docs/instructions/examples.
+The instruction book is the package simulate.isa; a planner is the function there that checks an instruction and
+computes its cost. A page has: the signature and docstring of the planner; the rules that the planner can reach, found
+by following the names in its code; the chips whose hardware record passes the rules that depend on the chip only; and
+the numbers of the hardware record that the cost is made of, each with its source. The example of a page is a file of
+docs/instructions/examples.
 
     python -m tools.instruction_pages [FOLDER]
 """
@@ -46,7 +47,7 @@ _NOTE = "<!-- Written by `make docs` from {source}; edit that file. -->"
 
 @dataclass
 class Reached:
-    """What the code of one function can lead to."""
+    """The rules and the fields of the hardware record that the code of one function can reach."""
 
     rules: dict[str, str] = field(default_factory=dict)
     """Sentence by code."""
@@ -57,7 +58,7 @@ class Reached:
 
 
 def reached_from(function: Callable[..., Any]) -> Reached:
-    """Follow every name that a function uses, and that of those, through the instruction book."""
+    """Return what a function can reach: the names in its code, followed from function to function in simulate.isa."""
     reached = Reached()
     seen: set[int] = set()
     waiting: list[FunctionType] = [_function(function)]
@@ -77,16 +78,18 @@ def reached_from(function: Callable[..., Any]) -> Reached:
 
 
 def _function(value: Any) -> FunctionType:
+    """Return the undecorated function."""
     return inspect.unwrap(value)
 
 
 @lru_cache(None)
 def _tree(function: FunctionType) -> ast.AST:
+    """Return the syntax tree of a function's source."""
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
 def _hardware_fields(function: FunctionType) -> set[str]:
-    """Return the fields that a function reads from a variable called `hardware`."""
+    """Return the fields of the hardware record that a function reads from a variable called `hardware`."""
     known = hardware(TARGETS[0]).provenance
     return {
         node.attr
@@ -99,7 +102,7 @@ def _hardware_fields(function: FunctionType) -> set[str]:
 
 
 def _named_numbers(function: FunctionType) -> set[str]:
-    """Return the numbers of a cost that a function names in a string, as pace or overhead."""
+    """Return the numeric fields of the hardware record that a function names in a string, as a pace or an overhead."""
     known = {
         name
         for name, number in hardware(TARGETS[0]).provenance.items()
@@ -109,7 +112,7 @@ def _named_numbers(function: FunctionType) -> set[str]:
 
 
 def _used(function: FunctionType) -> list[FunctionType]:
-    """Return the functions of the instruction book that a function names, and the methods of named classes."""
+    """Return the functions of simulate.isa that a function names, and the methods of the classes that it names."""
     functions: list[FunctionType] = []
     for node in ast.walk(_tree(function)):
         value = _named(node, function)
@@ -122,7 +125,10 @@ def _used(function: FunctionType) -> list[FunctionType]:
 
 
 def _named(node: ast.AST, function: FunctionType) -> Any:
-    """Return the object of a name, or of a module's attribute, in a function's file; None for other nodes."""
+    """Return the object that a name, or an attribute of a module, has in a function's file.
+
+    Returns None for other nodes and for unknown names.
+    """
     if isinstance(node, ast.Name):
         return function.__globals__.get(node.id)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -132,18 +138,21 @@ def _named(node: ast.AST, function: FunctionType) -> Any:
 
 
 def _written_in_the_book(function: FunctionType) -> bool:
-    """Return whether a function is in a file of the instruction book; a dataclass's methods have no file."""
+    """Return whether a function is defined in a file of simulate.isa; generated methods of dataclasses are not."""
     return function.__module__.startswith("simulate.isa.") and Path(function.__code__.co_filename).is_file()
 
 
 def chips_of(planner: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the targets that pass the rules which every call applies to nothing but the chip."""
+    """Return the targets on which an instruction exists: those that pass its rules about the chip alone."""
     rules = list(_chip_rules(_function(planner)))
     return tuple(target for target in TARGETS if all(_passes(rule, target) for rule in rules))
 
 
 def _chip_rules(function: FunctionType) -> Iterator[Callable[..., Any]]:
-    """Yield the rules that a function applies as `rule(hardware)` unconditionally: not inside an `if` or a loop."""
+    """Yield the rules that a function applies as `rule(hardware)` unconditionally: not inside an `if` or a loop.
+
+    Functions of simulate.isa that it calls unconditionally are followed.
+    """
     tree = _tree(function)
     assert isinstance(tree, ast.Module) and isinstance(tree.body[0], ast.FunctionDef)
     for statement in tree.body[0].body:
@@ -160,6 +169,7 @@ def _chip_rules(function: FunctionType) -> Iterator[Callable[..., Any]]:
 
 
 def _passes(rule: Callable[..., Any], target: str) -> bool:
+    """Return whether a target's hardware record passes a rule."""
     try:
         rule(hardware(target))
     except RuleViolation:
@@ -171,7 +181,7 @@ def _passes(rule: Callable[..., Any], target: str) -> bool:
 
 
 def page(name: str) -> str:
-    """Return the page of one instruction."""
+    """Return the Markdown page of one instruction."""
     planner = INSTRUCTIONS[name]
     source = Path(inspect.getsourcefile(_function(planner)) or "").name
     reached = reached_from(planner)
@@ -202,13 +212,13 @@ def page(name: str) -> str:
 
 
 def example_environment(name: str, target: str) -> dict[str, str]:
-    """Return the environment in which the example of an instruction runs on a chip."""
+    """Return the environment variables for an instruction's example on a chip: target, and cores if it needs two."""
     cores = {LNC_VARIABLE: "2"} if name in TWO_CORES else {}
     return {TARGET_VARIABLE: target, **cores}
 
 
 def _example(name: str) -> Iterator[str]:
-    """Yield the lines of the example: its command and its source without the docstring."""
+    """Yield the lines of an example: the first line of its docstring, its command and its source."""
     path = EXAMPLES / f"{name}.py"
     title, source = path.read_text(encoding="utf-8").split("\n\n", 1)
     chips = chips_of(INSTRUCTIONS[name])
@@ -224,14 +234,14 @@ def _example(name: str) -> Iterator[str]:
 
 
 def signature(name: str) -> str:
-    """Return the documented signature, one parameter a line."""
+    """Return the documented signature as text, one parameter per line."""
     parameters = book.documented_signature(INSTRUCTIONS[name]).parameters.values()
     lines = [f"    {p.name}{_default(p)}," for p in parameters]
     return "\n".join([f"nki.isa.{name}(", *lines, ")"])
 
 
 def _default(parameter: inspect.Parameter) -> str:
-    """Return `=` and the default as a kernel would write it."""
+    """Return `=` and the default as a kernel would write it, or "" for a required parameter."""
     value = parameter.default
     if value is inspect.Parameter.empty:
         return ""
@@ -244,7 +254,10 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _numbers(title: str, fields: set[str]) -> Iterator[str]:
-    """Yield the lines of a table of fields of the hardware record: their value on every chip, and the sources."""
+    """Yield the lines of a section with a table of fields of the hardware record: values by chip, and sources.
+
+    Yields nothing if there are no fields.
+    """
     if not fields:
         return
     yield from ("", f"## {title}", "", f"| field | {' | '.join(TARGETS)} | source |", "|---|---|---|---|---|")
@@ -256,17 +269,19 @@ def _numbers(title: str, fields: set[str]) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
+    """Format a value of the hardware record as a table cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return _cell(f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def _cell(text: str) -> str:
+    """Return text with the characters escaped that a Markdown table cell cannot hold."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def index() -> str:
-    """Return the list of all pages, and the rules that hold for every instruction when it is issued."""
+    """Return the Markdown index: all instructions, and the rules that are checked whenever an instruction is issued."""
     rows = [
         f"| [{name}]({name}.md) | {_cell(_first_line(planner))} | {', '.join(chips_of(planner))} |"
         for name, planner in sorted(INSTRUCTIONS.items())
@@ -298,6 +313,7 @@ def index() -> str:
 
 
 def _first_line(planner: Callable[..., Any]) -> str:
+    """Return the first line of a planner's docstring."""
     return (inspect.getdoc(planner) or "").splitlines()[0]
 
 
@@ -307,7 +323,7 @@ def pages() -> dict[str, str]:
 
 
 def write(folder: Path) -> None:
-    """Bring a folder up to date; pages of instructions that are gone are removed."""
+    """Write all pages to a folder and remove Markdown files of instructions that no longer exist."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = pages()
     for old in folder.glob("*.md"):

@@ -3,9 +3,9 @@
 python -m tools.interface_counts             the counts of each package
 python -m tools.interface_counts --list      every occurrence
 
-positional launches   Launch(kernel, (...)): arguments that are told apart by their places
+positional launches   Launch(kernel, (...)): arguments that are distinguished by position only
 string keys           job["rows"]: values of one dict that have names and no declaration
-fields from outside   job.rows = ...: a field that another function than a method of the record sets
+fields from outside   job.rows = ...: a field that a function other than the record's methods sets
 long signatures       functions of more than 8 parameters, without kernels and their references
 """
 
@@ -26,7 +26,7 @@ MOST_PARAMETERS = 8
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A place in the source: what it is an example of, its file and line, and its text."""
+    """One of the counted constructs in the source: its name in the table above, file, line and text."""
 
     fault: str
     path: str
@@ -35,13 +35,14 @@ class Occurrence:
 
 
 def find_occurrences(path: str, source: str) -> Iterator[Occurrence]:
-    """Yield the occurrences in one file, in the order of the syntax tree."""
+    """Yield the counted constructs in one file, in the order of `ast.walk`."""
     for node in ast.walk(ast.parse(source)):
         for fault, expression in _faults(node):
             yield Occurrence(fault, path, expression.lineno, ast.unparse(expression).splitlines()[0][:80])
 
 
 def _faults(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
+    """Yield (name of the construct, node) for each counted construct that a node itself is."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Launch":
         if len(node.args) > 1 and isinstance(node.args[1], ast.Tuple):
             yield "positional launches", node
@@ -57,6 +58,7 @@ def _faults(node: ast.AST) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
 
 
 def _fields_of_others(target: ast.expr) -> Iterator[ast.Attribute]:
+    """Yield the attributes of objects other than `self` in a target of an assignment."""
     if isinstance(target, (ast.Tuple, ast.List)):
         for element in target.elts:
             yield from _fields_of_others(element)
@@ -65,16 +67,18 @@ def _fields_of_others(target: ast.expr) -> Iterator[ast.Attribute]:
 
 
 def _is_helper(function: ast.FunctionDef) -> bool:
+    """Return whether a function is neither decorated, as kernels are, nor a reference."""
     return not function.decorator_list and not function.name.endswith("_reference")
 
 
 def _count_parameters(function: ast.FunctionDef) -> int:
+    """Return the number of parameters without `self`."""
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     return len(names) + len(function.args.kwonlyargs) - (names[:1] == ["self"])
 
 
 def main() -> int:
-    """Print the counts."""
+    """Print the counts of each package, and every occurrence with --list. Returns 0."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.interface_counts", description=__doc__, allow_abbrev=False
     )

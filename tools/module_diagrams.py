@@ -1,6 +1,7 @@
-"""Writes diagrams of who calls whom into docs/model: the modules of a package in lines, each importing lower lines.
+"""Writes text diagrams of the modules of packages into docs/model.
 
-A page has a diagram for each package that a mark names: `<!-- Modules of model/engine, written by make docs. -->`.
+A line of a diagram has modules that import modules of lower lines only. A page has a diagram for each package that a
+mark names: `<!-- Modules of model/engine, written by make docs. -->`.
 
     python -m tools.module_diagrams
 """
@@ -21,13 +22,13 @@ _WIDTH = 100
 
 
 def write_diagrams() -> None:
-    """Write the diagrams of all pages anew."""
+    """Update the diagrams in all pages."""
     for page in sorted(PAGES.glob("*.md")):
         page.write_text(update_page(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def update_page(text: str) -> str:
-    """Return the text of a page with its diagrams as the modules are now."""
+    """Return the text of a page with each diagram replaced by that of today's modules."""
     return _DIAGRAM.sub(lambda match: match[1] + format_diagram(match[2]) + match[3], text)
 
 
@@ -73,10 +74,12 @@ def _modules(package: str) -> list[Path]:
 
 
 def _dotted(path: Path) -> str:
+    """Return the dotted module name of a file of the repository."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def _name(path: Path, package: str) -> str:
+    """Return the name of a module within its package, as a diagram shows it."""
     return path.relative_to(ROOT / package).with_suffix("").as_posix()
 
 

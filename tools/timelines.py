@@ -1,7 +1,8 @@
 """Writes tests/timing/stored: the timeline of every shipped kernel at a small shape on every generation, as text.
 
-Predicted times are exact, so a change of a kernel, a cost or the scheduling shows as a difference of these files. The
-reading is `program`. Times are in microseconds; a DMA has a line for its trigger and one for its data phase.
+Predicted times are exact, so a change of a kernel, a cost or the scheduling shows as a difference in these files.
+Instructions are in program order. Times are in microseconds; a DMA has a line for its trigger and one for its data
+phase.
 
     python -m tools.timelines [FOLDER]
 """
@@ -30,7 +31,10 @@ TARGETS = tuple(GENERATIONS.values())
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel and its arguments, the same on each of `ranks` ranks; of arrays only shape and dtype matter."""
+    """A kernel and its positional arguments, the same on each of `ranks` ranks.
+
+    Of arrays only shape and dtype are used.
+    """
 
     kernel: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -43,7 +47,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return every kernel of the package and the first rung of the ladder, each at a shape of few instructions."""
+    """Return a case for every kernel of the package and for the first step of the ladder, at small shapes."""
     examples = []
     for name, words in EXAMPLES.items():
         ranks = RANKS.get(name, 1)
@@ -55,14 +59,14 @@ def cases() -> tuple[Case, ...]:
 
 
 def timeline(case: Case, target: str) -> str:
-    """Return the timeline of one kernel on one chip, from a launch that computes no numbers."""
+    """Return the timeline of one kernel on one chip as text, from a dry launch, which computes no values."""
     world = simulate.World(target, case.ranks)
     launch = world.launch(case.kernel, [(case.arguments, {})] * case.ranks, mode=simulate.Mode.dry)
     return listing(launch.streams, schedule(launch.streams, launch.hardware))
 
 
 def timelines() -> dict[str, str]:
-    """Return the timelines of all cases on all chips, computed anew, by the name of their file."""
+    """Compute the timelines of all cases on all chips and return them by file name."""
     every = [(case, target) for case in cases() for target in TARGETS]
     return {
         f"{case.name}-{target}.txt": timeline(case, target) for case, target in progress(every, "timelines")
@@ -70,7 +74,7 @@ def timelines() -> dict[str, str]:
 
 
 def write(folder: Path = FOLDER) -> None:
-    """Write all timelines into a folder, and remove those of kernels and chips that are gone."""
+    """Write all timelines to a folder, and remove files of kernels and chips that no longer exist."""
     folder.mkdir(parents=True, exist_ok=True)
     fresh = timelines()
     for stale in {path.name for path in folder.glob("*.txt")} - set(fresh):

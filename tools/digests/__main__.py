@@ -1,9 +1,10 @@
-"""Store the digests of all streams and launch lists, or compare them with stored ones.
+"""Store the digests of all instruction streams and launch lists, or compare them with stored ones.
 
     python -m tools.digests store FILE       before a change that must change neither
-    python -m tools.digests compare FILE     after it; 1 where a digest differs
+    python -m tools.digests compare FILE     after it; exit status 1 if a digest differs
 
-Nothing is computed but plans. All streams take about seven minutes of one core, all launch lists half a minute.
+Kernels run dry: instructions are planned and no values computed. All streams take about seven minutes of one core, all
+launch lists half a minute.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from tools.digests.streams import stream_digests  # noqa: E402
 
 
 def digests(only: str) -> Iterator[tuple[str, str]]:
-    """Yield the names that contain a text, with their digests."""
+    """Yield (name, digest) of the launch lists and then the streams.
+
+    `only` is "launches", "streams", or "" for both.
+    """
     for source, content in ((launch_digests, "launches"), (stream_digests, "streams")):
         if only in ("", content):
             yield from source()
 
 
 def main() -> int:
-    """Store or compare digests."""
+    """Store or compare digests and return the exit status: 1 if a digest differs, is missing or is new, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tools.digests", description=__doc__, allow_abbrev=False)
     parser.add_argument("action", choices=("store", "compare"))
     parser.add_argument("file", type=Path)

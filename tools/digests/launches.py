@@ -1,4 +1,4 @@
-"""Digests of the launch lists of models: kernels, arguments by parameter name, results, least work."""
+"""Digests of the launch lists of models: hashes of kernels, arguments by parameter name, results and least work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAGES = {"pages": 9, "block_size": 16, "slots": 5}
 
 
 def launch_digests() -> Iterator[tuple[str, str]]:
-    """Yield the name and the digest of every launch list: all models, ranks and kinds of steps."""
+    """Yield (name, digest) of each launch list: all models, ranks and kinds of steps."""
     for model, network in _networks():
         windows = sorted({window for layer in network.layers if (window := _window_of(layer))})
         for name, step in _steps(tuple((window, 7) for window in windows)):
@@ -43,6 +43,7 @@ def _window_of(layer: Layer) -> int | None:
 
 
 def _networks() -> Iterator[tuple[str, Network]]:
+    """Yield (name, network) of each shipped model, and of each tiny test model in a temporary folder."""
     with tempfile.TemporaryDirectory() as scratch:
         folders = {name: Path(folder) for name, folder in SHIPPED.items()}
         for name in TINY:
@@ -53,7 +54,10 @@ def _networks() -> Iterator[tuple[str, Network]]:
 
 
 def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, StepShape]]:
-    """Yield the name and the shape of each kind of step, over several ranks and dtypes."""
+    """Yield (name, shape) of each kind of step, with several numbers of ranks and dtypes.
+
+    window_pages: pairs of an attention window and its number of pages.
+    """
     base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32), padded=True)
     paged = replace(base, cache_length=compute_table_length(64, 16), window_pages=window_pages, **_PAGES)
     prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
@@ -90,7 +94,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
 
 
 def _digest(network: Network, step: StepShape) -> str:
-    """Return the number of launches and a hash of them, or the first line of a refusal."""
+    """Return the number of launches of a step and a hash of them, or "refused: ..." with the error."""
     try:
         launches = [launch for section in network.sections for launch in list_launches(section, step)]
         if step.block_size:
@@ -114,7 +118,7 @@ def describe(launch: Launch) -> str:
 
 
 def by_name(launch: Launch) -> Mapping[str, Any]:
-    """Return the arguments of a launch by parameter name, defaults included."""
+    """Return the arguments of a launch by parameter name of its kernel, defaults included."""
     kernel = getattr(nki_kernels, launch.kernel)
     signature = inspect.signature(getattr(kernel, "func", kernel))
     bound = signature.bind(**launch.arguments)

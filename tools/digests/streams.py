@@ -1,4 +1,4 @@
-"""Digests of the instruction streams of the kernels, from launches that compute no numbers."""
+"""Digests of the instruction streams of kernels, from dry launches, which compute no values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from tools.timelines import cases as examples
 
 
 def stream_digests() -> Iterator[tuple[str, str]]:
-    """Yield the name and the digest of every launch: works of the stored tables, cases of the mutants, examples."""
+    """Yield (name, digest) of each launch.
+
+    The launches are the works of the stored tables, the cases of the mutants, and the examples of instructions.
+    """
     for target, cores in TABLES:
         for work in works_of(cores):
             for index, launch in enumerate(work.launches):
@@ -35,7 +38,10 @@ def stream_digests() -> Iterator[tuple[str, str]]:
 
 
 def _launch(kernel: Any, target: str, cores: int, arguments: Sequence[tuple[Any, ...]]) -> str:
-    """Return the digest of a dry launch, or the first line of its refusal."""
+    """Return the digest of a dry launch, or the first line of its refusal.
+
+    arguments: positional arguments of each rank. cores: physical cores per rank.
+    """
     function = getattr(nki_kernels, kernel) if isinstance(kernel, str) else kernel
     world = simulate.World(target, len(arguments), cores)
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(positional, {}) for positional in arguments]
@@ -60,6 +66,6 @@ def digest(streams: Sequence[Stream]) -> str:
 
 
 def _renumber(text: str) -> str:
-    """Return the text of a stream with its tensors numbered by their first use."""
+    """Return a stream's text with tensors numbered by their first use, so that their names do not matter."""
     numbers: dict[str, int] = {}
     return re.sub(r"#(\d+)", lambda match: f"#{numbers.setdefault(match[1], len(numbers))}", text)

@@ -1,1 +1,1 @@
-"""Mutation testing of the host code: faults in the checker, the engine and the server that tests notice or miss."""
+"""Mutation testing of host code: single faults in the checker, engine, server and others, for tests to find."""

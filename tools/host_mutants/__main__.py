@@ -43,7 +43,11 @@ _MOST_TESTS = 400
 
 @dataclass(frozen=True)
 class Fate:
-    """What noticed a mutant: noticed is "test" or "time limit", or None where every test passed."""
+    """What noticed a mutant.
+
+    noticed: "test" if a test failed, "time limit" if the tests ran too long, None if every test passed. detail: the
+    failed test, or the number of tests that execute the mutant's lines.
+    """
 
     key: str
     line: int
@@ -52,7 +56,7 @@ class Fate:
 
 
 class CoverageRecord:
-    """Which tests execute which lines, from a file that pytest-cov wrote with `--cov-context=test`."""
+    """The tests that execute each line, from a file that pytest-cov wrote with `--cov-context=test`."""
 
     def __init__(self, path: Path) -> None:
         from coverage import CoverageData
@@ -80,9 +84,10 @@ class CoverageRecord:
 
 
 def judge_mutant(mutant: HostMutant, record: CoverageRecord, folder: Path, with_folders: bool) -> Fate:
-    """Run the tests of one mutant in a copy of the project below `folder` until one fails.
+    """Run the tests of one mutant in a copy of the project until one fails, and return its fate.
 
-    with_folders adds the test folders of the mutant's package to the recorded tests that execute its lines.
+    folder: the copy, whose file is restored afterwards. with_folders: if no recorded test fails, run the test folders
+    of the mutant's package too.
     """
     file = folder / mutant.path
     original = file.read_text(encoding="utf-8")
@@ -101,7 +106,7 @@ def judge_mutant(mutant: HostMutant, record: CoverageRecord, folder: Path, with_
 
 
 def copy_project(folder: Path) -> None:
-    """Copy the files that git knows or does not ignore, so that every test finds what it reads."""
+    """Copy all files that git tracks or does not ignore to `folder`, because tests read files of any kind."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -112,6 +117,10 @@ def copy_project(folder: Path) -> None:
 
 
 def _run_tests(selection: list[str], folder: Path, seconds: float) -> tuple[str | None, str]:
+    """Run tests in the copy and return (what noticed the mutant, detail), or (None, "") if all pass.
+
+    Exits the program if pytest does not know a test: the coverage record is older than the tests.
+    """
     command = [
         sys.executable,
         "-m",
@@ -154,7 +163,7 @@ def _run_tests(selection: list[str], folder: Path, seconds: float) -> tuple[str 
 
 
 def main() -> int:
-    """Judge a sample of the mutants; 1 if fewer than 90 % are noticed."""
+    """Judge a sample of the mutants and print their fates; return 1 if fewer than 90 % are noticed, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.host_mutants", description=__doc__, allow_abbrev=False
     )

@@ -105,6 +105,11 @@ Located = ast.expr | ast.stmt
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[Located, str, ast.AST | None]]:
+    """Yield (node, operator, changed node) for each mutation below a node.
+
+    The changed node is None for a removed statement. Annotations, decorators and `if TYPE_CHECKING` blocks are left
+    out.
+    """
     for field, value in ast.iter_fields(node):
         if field in _ANNOTATION_FIELDS or field == "decorator_list":
             continue
@@ -117,6 +122,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[Located, str, ast.AST | None]]:
 
 
 def _changes_of(node: Located) -> Iterator[tuple[str, ast.AST | None]]:
+    """Yield (operator, changed copy) for each mutation of one node; the copy is None if the statement is removed."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
         changed = copy.deepcopy(node)
         changed.ops[0] = _COMPARISONS[type(node.ops[0])]()
@@ -147,6 +153,10 @@ def _changes_of(node: Located) -> Iterator[tuple[str, ast.AST | None]]:
 
 
 def _is_deletable(node: Located) -> bool:
+    """Return whether a statement can be removed.
+
+    These are calls, awaits, stores to attributes or elements, augmented assignments, raise, continue, break and del.
+    """
     if isinstance(node, ast.Expr):
         return isinstance(node.value, (ast.Call, ast.Await))
     if isinstance(node, ast.Assign):
@@ -155,7 +165,7 @@ def _is_deletable(node: Located) -> bool:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Return whether the operation joins strings, whose texts tests compare whole or not at all."""
+    """Return whether the operation joins strings: tests compare such texts as a whole or not at all."""
     return any(
         isinstance(operand, (ast.JoinedStr, ast.Constant)) and _holds_text(operand)
         for operand in (node.left, node.right)
@@ -163,19 +173,25 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _holds_text(node: ast.expr) -> bool:
+    """Return whether an expression is a string or an f-string."""
     return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
 
 
 def _is_starred(node: ast.expr) -> bool:
+    """Return whether an argument cannot be exchanged with another: `*args` or a bare generator."""
     return isinstance(node, (ast.Starred, ast.GeneratorExp))
 
 
 def _is_type_checking(node: ast.AST) -> bool:
+    """Return whether a node is an `if TYPE_CHECKING` statement."""
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _replace_lines(source: str, node: Located, changed: ast.AST | None) -> str | None:
-    """Return the source with the node's text replaced; None where the text is part of an f-string (Python 3.11)."""
+    """Return the source with a node's text replaced by `changed`, or by `pass` for None.
+
+    Returns None if the result is not valid Python, as inside an f-string in Python 3.11, or has the same syntax tree.
+    """
     lines = source.encode().splitlines(keepends=True)
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before = lines[first][: node.col_offset]
@@ -193,9 +209,11 @@ def _replace_lines(source: str, node: Located, changed: ast.AST | None) -> str |
 
 @lru_cache(maxsize=1)
 def _syntax(source: str) -> str:
+    """Return a dump of the source's syntax tree, to compare with."""
     return ast.dump(ast.parse(source))
 
 
 def _shorten(text: str) -> str:
+    """Return text as one line of at most 90 characters, with its middle left out if it is longer."""
     line = " ".join(text.split())
     return line if len(line) <= 90 else f"{line[:60]}...{line[-27:]}"

@@ -1,1 +1,4 @@
-"""Mutants: the shipped kernels broken mechanically, one small change each, to see what notices. See README.md."""
+"""Mutation testing of the shipped kernels: each mutant is one small mechanical change, and checks should notice it.
+
+See README.md. `operators` generates the mutants, `cases` has the inputs, `judge` runs a mutant, `campaign` runs many.
+"""

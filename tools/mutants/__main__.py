@@ -1,4 +1,4 @@
-"""`python -m tools.mutants`: all mutants of the shipped kernels, or a sample of them."""
+"""`python -m tools.mutants`: run all mutants of the shipped kernels, or a sample, and print what noticed them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ CAUGHT = 0.97
 
 
 def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Return `count` mutants in source order: those whose keys have the smallest digests with the seed.
+    """Return `count` mutants in the order of the source: those with the smallest hashes of the seed and their keys.
 
-    A changed line draws anew among the mutants of that line alone; a draw by place would change the whole sample.
+    When a line of source changes, the draw changes only for mutants of that line. A draw by index would change the
+    whole sample.
     """
 
     def digest(mutant: Mutant) -> str:
@@ -34,7 +35,12 @@ def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def main() -> int:
-    """Run the campaign and print its tables; 1 if too many survive or too few are caught without numbers."""
+    """Run the campaign and print its tables.
+
+    Returns:
+        1 if too many mutants survive or too few are caught without comparing numbers; 2 if no mutant is chosen; else
+        0.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutants", description="break the shipped kernels", allow_abbrev=False
     )

@@ -1,4 +1,4 @@
-"""One call of an instruction: its arguments, and the elements of memory that its operands touch."""
+"""Calls of instructions as data: their arguments, and the elements of memory that their operands touch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Tile = tuple[Any, ...]
 class View:
     """The elements of an allocation that an operand touches.
 
-    starts: the first index in each dim of the allocation. steps: for each dim of the operand with more than one
-    element, the dim of the allocation that it goes along, its step and its size. So a larger tile around the same
-    elements gives the same view. Where an operand does not go along dims, `starts` is its offset in the allocation's
-    shape, and each step is a stride.
+    starts: first index in each dim of the allocation. steps: for each dim of the operand with more than one element,
+    the dim of the allocation that it goes along, its step and its size. So a larger tile around the same elements
+    gives the same view. If a dim of the operand does not go along one dim of the allocation, `starts` is the
+    allocation's shape and dtype and the operand's offset, and each step is (-1, stride, size).
     """
 
     allocation: tuple[Any, ...]
@@ -32,7 +32,7 @@ class View:
 
     @classmethod
     def from_tile(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
-        """Return the view of one operand."""
+        """Return the view of one operand, a tile in the allocation with this name."""
         form = tile.storage.form
         description = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
         along = (
@@ -51,9 +51,11 @@ class View:
 
     @property
     def _goes_along(self) -> bool:
+        """Whether each dim of the operand goes along one dim of the allocation."""
         return all(isinstance(start, int) for start in self.starts)
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and the last index that the view touches in each dim of the allocation."""
         for dim, start in enumerate(self.starts):
             yield start, start + sum(step * (size - 1) for axis, step, size in self.steps if axis == dim)
 
@@ -83,9 +85,10 @@ def _along(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One instruction: its name, its arguments, and the allocations it reads and writes.
+    """One instruction: its name, its arguments, and the allocations that it reads and writes.
 
-    loads and stores: the views of them. is_ordered: whether it uses state of the core, or meets other cores or ranks.
+    accumulates: whether its result depends on what its output contained. loads and stores: views of the operands that
+    it reads and writes. is_ordered: whether it uses state of the core, or synchronises with other cores or ranks.
     """
 
     name: str
@@ -99,5 +102,5 @@ class Call:
 
     @property
     def again(self) -> bool:
-        """Whether carrying it out a second time at once changes nothing."""
+        """Whether executing the instruction a second time right away changes nothing."""
         return not self.accumulates and not set(self.reads) & set(self.writes)

@@ -1,4 +1,4 @@
-"""Running many mutants: each in a process of its own with limits of CPU time and memory, two at a time."""
+"""Runs many mutants, each in a forked process with limits of CPU time and memory, several at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STUCK_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A mutant and what became of it."""
+    """A mutant and the verdict on it."""
 
     mutant: Mutant
     verdict: Verdict
@@ -42,7 +42,11 @@ def run(
     processes: int = 2,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Return the results in the order of the mutants, whatever finished first."""
+    """Run mutants and return their results in the order of the mutants.
+
+    `progress` is called with each result as it arrives. At most `processes` run at once; each runs only the cases
+    whose kernel imports a changed module.
+    """
     changed = {mutant.module for mutant in mutants}
     chosen = [index for index, case in enumerate(cases()) if changed & imported(case.kernel)]
     tried = [cases()[index] for index in chosen]
@@ -78,7 +82,7 @@ def run(
 
 @cache
 def _baseline(number: int) -> Baseline:
-    """Judge a case without a mutant, by its number."""
+    """Return what the shipped kernel does on the case with this index."""
     known = baseline(cases()[number])
     assert {module for module, _ in known.functions} <= imported(cases()[number].kernel)
     return known
@@ -87,7 +91,7 @@ def _baseline(number: int) -> Baseline:
 def _start(
     mutant: Mutant, tried: Sequence[Case], known: Sequence[Baseline], times: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Start a process that judges one mutant; return its id and the pipe on which its verdict arrives."""
+    """Start a forked process that judges a mutant; return its id and the pipe on which its pickled verdict arrives."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -121,6 +125,7 @@ def _address_space_bytes() -> int:
 
 
 def _ended(child: int, received: bytes) -> Verdict:
+    """Wait for a process and return its verdict; without one, `Fate.limit` with the signal that ended it."""
     _, status = os.waitpid(child, 0)
     if received:
         verdict: Verdict = pickle.loads(received)

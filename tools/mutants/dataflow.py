@@ -1,8 +1,8 @@
-"""Whether two runs store the same values in HBM whatever the inputs, told from their calls alone.
+"""Decides from their calls alone whether two runs store the same values in HBM, whatever the inputs are.
 
-A value is named by the instruction that computes it, with all of its arguments and the values that it reads. So tiles
-need no names, what is computed twice is the same value, and what no store needs does not count. Instructions that
-synchronize, draw random numbers or use accumulator registers keep their order.
+A value is identified by the instruction that computes it, all of its arguments, and the values that it reads. So names
+of tiles do not matter, a value computed twice is the same value, and values that no store needs do not matter.
+Instructions that synchronise, draw random numbers or use accumulator registers keep their order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Stores = list[tuple[View, int]]
 
 
 class _Values:
-    """The values that allocations hold, by what was stored in them and not overwritten since."""
+    """The values in allocations during a run: by allocation, what was stored there and not overwritten since.
+
+    numbers: a number for each value, shared by the two runs that are compared.
+    """
 
     def __init__(self, numbers: dict[Any, int]) -> None:
         self.stored: dict[tuple[Any, ...], Stores] = {}
@@ -28,10 +31,11 @@ class _Values:
         self._ordered = 0
 
     def _number(self, value: Any) -> int:
+        """Return the number of a value; an unknown value gets the next number."""
         return self._numbers.setdefault(value, len(self._numbers))
 
     def read(self, view: View) -> int:
-        """Return the number of a view's value, which stands for the stores that overlap it."""
+        """Return the number of a view's value, which depends on all stores that overlap the view."""
         loaded = [
             (store.starts, store.steps, store.dtype, value)
             for store, value in self.stored.get(view.allocation, [])
@@ -41,7 +45,7 @@ class _Values:
         return self._number(("read", origin, view.starts, view.steps, view.dtype, tuple(loaded)))
 
     def carry_out(self, call: Call) -> None:
-        """Store what an instruction computes."""
+        """Record the values that an instruction stores."""
         before = call.stores if call.accumulates else ()
         operands = tuple(self.read(view) for view in (*call.loads, *before))
         order = self._ordered if call.is_ordered else None
@@ -53,6 +57,10 @@ class _Values:
             self._store(view, value, covers=not is_update and not view.is_dynamic)
 
     def _store(self, view: View, value: int, covers: bool) -> None:
+        """Record a store of a value to a view; if it `covers`, it replaces earlier stores to the same view.
+
+        Stores that do not overlap are sorted by their values, so that their order in time does not matter.
+        """
         stores = self.stored.setdefault(view.allocation, [])
         for store in reversed(stores):
             if covers and store == (view, value):
@@ -80,12 +88,13 @@ def _without_tiles(value: Any) -> Any:
 
 
 def same_values(ours: Iterable[list[Call]], theirs: Iterable[list[Call]]) -> bool:
-    """Return whether the calls of every rank leave the same values in HBM."""
+    """Return whether, on every rank, two runs leave the same values in HBM; each is a list of calls per rank."""
     numbers: dict[Any, int] = {}
     return all(_in_hbm(one, numbers) == _in_hbm(other, numbers) for one, other in zip(ours, theirs))
 
 
 def _in_hbm(calls: list[Call], numbers: dict[Any, int]) -> list[Any]:
+    """Return (allocation, stores) for each allocation of HBM that the calls of one rank store to, sorted."""
     values = _Values(numbers)
     for call in calls:
         values.carry_out(call)

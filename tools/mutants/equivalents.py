@@ -1,4 +1,4 @@
-"""Mutants that are no faults, by their keys, with the reason why no input can tell them from the original."""
+"""Keys of mutants that are no faults, with the reason why no input can distinguish them from the original kernel."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
 
 
 def reason(key: str) -> str | None:
-    """Return why the mutant of a key is equivalent, or None."""
+    """Return why the mutant with a key is equivalent to the original, or None if it is not listed."""
     for why, patterns in EQUIVALENTS.items():
         if any(matches(key, pattern) for pattern in patterns):
             return why
@@ -238,6 +238,9 @@ def reason(key: str) -> str | None:
 
 
 def matches(key: str, pattern: str) -> bool:
-    """Return whether a pattern matches a key; brackets and question marks match themselves."""
+    """Return whether a pattern matches a key.
+
+    `*` matches anything, and brackets and question marks match themselves.
+    """
     plain = {ord("["): "(", ord("]"): ")", ord("?"): "@"}
     return fnmatchcase(key.translate(plain), pattern.translate(plain))

@@ -1,4 +1,7 @@
-"""The fate of a mutant: it is run on the cases until something notices, and looked at closely if nothing does."""
+"""Finds the fate of a mutant: runs it on the cases until something notices it, then examines it more closely.
+
+A finding is a report of a detector of `simulate.check`. Poison is a byte with which fresh memory is filled.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,13 @@ from tools.mutants.source import FOLDER, Mutant, file_of, mutated
 class Fate(str, Enum):
     """What noticed a mutant.
 
-    refused: a typed error of the simulator. guarded: an assertion of the kernel. python: an exception of Python itself
-    in the kernel. raw: an exception of Python or numpy inside the simulator, which is a fault of the simulator. found:
-    a detector. numbers: the outputs differ from the reference. poison: the outputs depend on bytes that nobody wrote,
-    which should have been noticed without numbers. time: a launch of benchmarks/kernels takes another time than its
-    stored table says. limit: it ran longer than it may. equal: nothing did, and it issues the same as the original, as
-    `how` says. same: nothing did, and the outputs have the same bytes. close: nothing did, and the outputs are as near
-    to the reference as they have to be.
+    refused: a typed error of the simulator. guarded: an assertion of the kernel. python: an exception of Python
+    itself in the kernel. raw: an exception of Python or NumPy inside the simulator, which is a fault of the
+    simulator. reported ("found" in tables): a detector. numbers: the outputs differ from the reference. poison: the
+    outputs depend on bytes that were never written, which should have been noticed without numbers. time: a launch of
+    benchmarks/kernels takes another time than its stored table says. limit: it exceeded its limit of time or memory.
+    equal: nothing, and its calls are equivalent to the original's, in the way that `how` says. same: nothing, and the
+    outputs have the same bytes. close: nothing, and the outputs are within the tolerance of the reference.
     """
 
     refused = "refused"
@@ -56,7 +59,7 @@ class Fate(str, Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The fate of a mutant, what told it (a code, an exception, how it is equal), and the case that did."""
+    """The fate of a mutant, its evidence (a code, an exception, how it is equal), and the case that showed it."""
 
     fate: Fate
     how: str = ""
@@ -65,7 +68,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What the kernel as shipped does on one case: its outputs, its calls, and the functions it runs."""
+    """What the shipped kernel does on one case: outputs, calls by rank, and the (module, function) pairs that ran."""
 
     outputs: Outputs
     calls: dict[int, list[Call]]
@@ -73,7 +76,10 @@ class Baseline:
 
 
 def launched(case: Case) -> tuple[Outputs, list[Any]]:
-    """Return the outputs of every rank and the findings; errors of the launch are not caught."""
+    """Launch a case and return the outputs of every rank and the findings; errors of the launch are not caught.
+
+    A dry case, one without a judge, returns two empty lists.
+    """
     kernel = getattr(sys.modules["nki_kernels"], case.kernel)
     world = simulate.World(case.target, case.ranks, case.cores)
     if case.judge is None:
@@ -99,7 +105,10 @@ def _is_unread(finding: Finding, case: Case) -> bool:
 
 
 def baseline(case: Case) -> Baseline:
-    """Run a case on the kernels as shipped; they have to pass it without findings."""
+    """Run a case on the shipped kernels and return what they do.
+
+    Raises AssertionError if a detector finds something or the outputs are wrong.
+    """
     functions: set[tuple[str, str]] = set()
 
     def profile(frame: Any, event: str, argument: Any) -> None:
@@ -116,6 +125,7 @@ def baseline(case: Case) -> Baseline:
 
 @contextmanager
 def _profiled(profile: Callable[..., None]) -> Iterator[None]:
+    """Set a profile function in this and new threads for the block."""
     import threading
 
     before = sys.getprofile()
@@ -131,9 +141,13 @@ def _profiled(profile: Callable[..., None]) -> Iterator[None]:
 def judged(
     mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline], times: Mapping[str, str]
 ) -> Verdict:
-    """Run a mutant in this process, which cannot be used for anything else afterwards.
+    """Run a mutant in this process and return the verdict; the process must not be used for anything else afterwards.
 
-    times: those of `printed_times` for the kernels as shipped.
+    Args:
+        mutant: Change of a kernel's source.
+        cases: Launches to try; those whose shipped kernel never runs the changed function are skipped.
+        baselines: Results of the shipped kernels, one for each case.
+        times: `printed_times` of the shipped kernels.
     """
     try:
         _install(mutant)
@@ -177,7 +191,7 @@ def judged(
 
 
 def _judge_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
-    """Judge a mutant by its launches of the tables: refused, or another time."""
+    """Return a verdict if a launch of the stored tables is refused or takes another time than before, else None."""
     name = "the first row"
     try:
         for name, printed in printed_times(kernels):
@@ -189,6 +203,7 @@ def _judge_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
 
 
 def _judge_error(error: BaseException) -> tuple[Fate, str]:
+    """Return the fate that an error means, and its code or type."""
     if isinstance(error, NkwError):
         return Fate.refused, error.code
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -205,6 +220,7 @@ def _judge_error(error: BaseException) -> tuple[Fate, str]:
 
 
 def _same_bytes(outputs: Outputs, known: Outputs) -> bool:
+    """Return whether all outputs of two runs are equal in dtype, shape and bytes."""
     return all(
         one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
         for ours, theirs in zip(outputs, known)
@@ -213,7 +229,10 @@ def _same_bytes(outputs: Outputs, known: Outputs) -> bool:
 
 
 def _depends_on_poison(case: Case) -> bool:
-    """Return whether the outputs change with the content of fresh memory, so that unwritten bytes are read."""
+    """Return whether the outputs change with the content of fresh memory, so that unwritten bytes are read.
+
+    Returns False if the launch is refused.
+    """
     results = []
     for poison in (0x00, 0x3F):
         with _poisoned(poison):
@@ -242,7 +261,7 @@ def _poisoned(value: int) -> Iterator[None]:
 
 
 class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module of nki_kernels from a changed tree."""
+    """Import finder and loader that imports one module of nki_kernels from a changed syntax tree."""
 
     def __init__(self, mutant: Mutant) -> None:
         self.mutant = mutant
@@ -259,7 +278,7 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _install(mutant: Mutant) -> None:
-    """Import nki_kernels anew, with the mutant in its place."""
+    """Import nki_kernels again with the changed module."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "nki_kernels"]:
         del sys.modules[name]
     sys.meta_path.insert(0, _Mutated(mutant))

@@ -1,7 +1,7 @@
-"""The calls that a kernel makes, spelled out in full, and when two runs of them are equal whatever the inputs.
+"""Records the calls of instructions that a kernel makes, and decides if two runs are equal whatever the inputs are.
 
-The stream leaves out constants; a call here is an instruction with all of its arguments, tiles by their place of
-allocation, shape, strides and offset.
+The instruction stream leaves out constants. A call here has all arguments; a tile is described by the line and count
+of its allocation, its shape, strides and offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from tools.mutants.dataflow import same_values
 
 @contextmanager
 def logged() -> Iterator[dict[int, list[Call]]]:
-    """Collect the calls of every rank made inside a `with` block."""
+    """Yield a dict of calls by rank, which is filled with each instruction that is issued inside the block.
+
+    Replaces `book.bind` during the block.
+    """
     calls: dict[int, list[Call]] = {}
     names: dict[int, Tile] = {}
     counts: dict[Tile, int] = {}
@@ -74,11 +77,12 @@ def logged() -> Iterator[dict[int, list[Call]]]:
 
 
 def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]]) -> str | None:
-    """Return why two runs compute the same on any data: a word, or None if nothing here shows it.
+    """Return how two runs are shown to compute the same on any data, or None if they are not.
 
-    identical: call by call. memory: but for the memory that a tile lies in. repeated: but for instructions carried
-    out a second time at once that read nothing they write. reordered: but for the order of instructions that
-    share no tile, or only read it. values: every value stored in HBM is computed by the same instructions.
+    identical: equal call by call. memory: equal except for the memory (SBUF, PSUM, HBM) of tiles. repeated: equal
+    except for instructions executed twice in a row that read nothing they write. reordered: equal except for the
+    order of instructions that share no tile, or only read it. values: each value stored in HBM is computed by the
+    same instructions.
     """
     if ours.keys() != theirs.keys():
         return None
@@ -89,14 +93,17 @@ def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]])
 
 
 def _identical(calls: list[Call]) -> Any:
+    """Return names and arguments of calls."""
     return [(call.name, call.arguments) for call in calls]
 
 
 def _in_any_memory(calls: list[Call]) -> Any:
+    """Return names and arguments of calls without the memory of tiles."""
     return [(call.name, _without_memory(call.arguments)) for call in calls]
 
 
 def _without_memory(value: Any) -> Any:
+    """Return arguments without the memory of tiles."""
     if isinstance(value, tuple):
         if len(value) == 4 and value[0] == "tile":
             return value[:3]
@@ -105,6 +112,7 @@ def _without_memory(value: Any) -> Any:
 
 
 def _once(calls: list[Call]) -> Any:
+    """Return names and arguments of calls, without immediate repetitions that change nothing."""
     kept: list[Call] = []
     for call in calls:
         if not (kept and call == kept[-1] and call.again):
@@ -113,7 +121,10 @@ def _once(calls: list[Call]) -> Any:
 
 
 def _in_any_order(calls: list[Call]) -> Any:
-    """Return the calls that touch each allocation in order; reads between two writes count as unordered."""
+    """Return, for each allocation, its calls in order.
+
+    Reads between two writes are sorted, because their order is free.
+    """
     histories: dict[Tile, list[Any]] = {}
     for call in calls:
         spelling = repr((call.name, call.arguments))

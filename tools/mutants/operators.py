@@ -1,4 +1,7 @@
-"""Mutation operators: what each does to a kernel, and where it applies."""
+"""Mutation operators: kinds of changes of a kernel's syntax tree, and the nodes that each applies to.
+
+A guard is a function or assertion that only refuses bad arguments; guards are not mutated.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ _RANKS = "__import__('nki').collectives"
 
 
 def mutants() -> list[Mutant]:
-    """Return every mutant of every kernel file, in the order of the source."""
+    """Return every mutant of every kernel file, in the order of the source, with unique keys."""
     candidates: list[Mutant] = []
     for module in MODULES:
         candidates += _constants(module)
@@ -82,11 +85,12 @@ def mutants() -> list[Mutant]:
 
 
 def _docstring(function: ast.FunctionDef, number: int) -> bool:
+    """Return whether statement `number` of a function is its docstring."""
     return number == 0 and ast.get_docstring(function) is not None
 
 
 def _constants(module: str) -> Iterator[Mutant]:
-    """Yield tile sizes and fill values that a module names."""
+    """Yield mutants of the tile sizes and fill values that a module defines as constants."""
     for number, node in enumerate(tree(module).body):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
@@ -105,7 +109,10 @@ def _constants(module: str) -> Iterator[Mutant]:
 
 
 def _in_blocks(module: str, function: ast.FunctionDef, path: Path_) -> Iterator[Mutant]:
-    """Yield mutants that drop, repeat and exchange statements, in every block of a function."""
+    """Yield mutants that drop, repeat or exchange statements, in every block of a function.
+
+    A collective is also skipped on rank 0.
+    """
     for block, where in _blocks(function, path):
         for number, node in enumerate(block):
             position = (*where, number)
@@ -143,6 +150,7 @@ def _in_blocks(module: str, function: ast.FunctionDef, path: Path_) -> Iterator[
 
 
 def _blocks(node: ast.AST, path: Path_) -> Iterator[tuple[list[ast.stmt], Path_]]:
+    """Yield each block of statements below a node, with its path in the module's tree."""
     for name in ("body", "orelse"):
         block = getattr(node, name, None)
         if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
@@ -152,14 +160,14 @@ def _blocks(node: ast.AST, path: Path_) -> Iterator[tuple[list[ast.stmt], Path_]
 
 
 def _acts(node: ast.stmt) -> bool:
-    """Return whether a statement is an instruction, or a helper called for what it does."""
+    """Return whether a statement is a call of an instruction or of a helper other than a guard."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     return _name(node.value.func) not in guards()
 
 
 def _exchange(first: ast.stmt, second: ast.stmt) -> bool:
-    """Return whether two statements can be exchanged without Python itself refusing, and one of them acts."""
+    """Return whether two statements are worth exchanging: one of them acts, and Python allows the other order."""
     if isinstance(first, (ast.Assert, ast.Return)) or isinstance(second, (ast.Assert, ast.Return)):
         return False
     if not (_acts(first) or _acts(second)):
@@ -170,6 +178,7 @@ def _exchange(first: ast.stmt, second: ast.stmt) -> bool:
 
 
 def _is_text(node: ast.stmt) -> bool:
+    """Return whether a statement is a docstring or another constant."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
@@ -177,7 +186,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[Mutant]:
-    """Yield the mutants of an expression and of everything below it; guards are left alone."""
+    """Yield the mutants of a node and of everything below it, except guards."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _name(node.func) in guards()):
         return
     for operator, look in _OPERATORS.items():
@@ -194,7 +203,7 @@ def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[M
 
 
 def _bound(node: ast.AST) -> Iterator[Change]:
-    """Yield slices and ranges that begin or end one too early or too late."""
+    """Yield changes of the bounds of slices and ranges by one."""
     if isinstance(node, ast.Slice):
         for field in ("lower", "upper"):
             edge = getattr(node, field)
@@ -210,7 +219,7 @@ def _bound(node: ast.AST) -> Iterator[Change]:
 
 
 def _clamp(node: ast.AST) -> Iterator[Change]:
-    """Yield min and max replaced by one of their arguments."""
+    """Yield changes of min and max to one of their two arguments."""
     if isinstance(node, ast.Call) and _name(node.func) in ("min", "max") and len(node.args) == 2:
         for kept in (0, 1):
             new = ast.unparse(node.args[kept])
@@ -219,7 +228,7 @@ def _clamp(node: ast.AST) -> Iterator[Change]:
 
 
 def _size(node: ast.AST) -> Iterator[Change]:
-    """Yield tiles one element larger or smaller."""
+    """Yield changes of a tile's size by one element in one dim."""
     if _allocates(node) and isinstance(node.args[0], ast.Tuple):  # type: ignore[attr-defined]
         for number, extent in enumerate(node.args[0].elts):  # type: ignore[attr-defined]
             for step in ("+ 1", "- 1"):
@@ -227,6 +236,7 @@ def _size(node: ast.AST) -> Iterator[Change]:
 
 
 def _accumulate(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of `accumulate` to True, False, None and its negation."""
     if isinstance(node, ast.Call):
         for number, keyword in enumerate(node.keywords):
             if keyword.arg == "accumulate":
@@ -237,6 +247,7 @@ def _accumulate(node: ast.AST) -> Iterator[Change]:
 
 
 def _buffer(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of a tile's memory."""
     for old, below in _keyword(node, "buffer"):
         for other in _BUFFERS:
             if old not in (f"nl.{other}", "nl.hbm"):
@@ -244,6 +255,7 @@ def _buffer(node: ast.AST) -> Iterator[Change]:
 
 
 def _dtype(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of the dtype of a tile, a load or a cast."""
     for old, below in _keyword(node, "dtype"):
         for other in _other_dtypes(old):
             yield f"{_tile(node)} dtype={old} -> nl.{other}", f"nl.{other}", below
@@ -263,6 +275,7 @@ def _other_dtypes(old: str) -> tuple[str, ...]:
 
 
 def _operator(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of an instruction's operator."""
     if isinstance(node, ast.keyword) and node.arg in ("op", "op0", "op1", "reduce_op", "cmp_op"):
         old = ast.unparse(node.value).removeprefix("nl.")
         if old in _OTHER_OPERATOR:
@@ -274,6 +287,7 @@ def _operator(node: ast.AST) -> Iterator[Change]:
 
 
 def _arithmetic(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of the operator of an arithmetic operation or a comparison."""
     for field, value in ast.iter_fields(node):
         for below, child in _children(field, value):
             if isinstance(child, ast.BinOp) and type(child.op) in _OTHER_ARITHMETIC:
@@ -287,13 +301,14 @@ def _arithmetic(node: ast.AST) -> Iterator[Change]:
 
 
 def _condition(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of a condition to True and to False."""
     if isinstance(node, (ast.If, ast.IfExp)):
         for new in ("True", "False"):
             yield f"if {ast.unparse(node.test)} -> {new}", new, ("test",)
 
 
 def _value(node: ast.AST) -> Iterator[Change]:
-    """Yield changes of the numbers that an instruction gets."""
+    """Yield changes of the numbers and flags that an instruction or helper gets by keyword."""
     if isinstance(node, ast.keyword) and node.arg != "accumulate":
         old = node.value
         if isinstance(old, ast.Constant) and isinstance(old.value, bool):
@@ -311,7 +326,10 @@ def _value(node: ast.AST) -> Iterator[Change]:
 
 
 def _pattern(node: ast.AST) -> Iterator[Change]:
-    """Yield changes of steps and counts of access patterns; the step of a dim of size 1 is left alone."""
+    """Yield changes by one of the steps and counts in access patterns, and of the axes in permutations.
+
+    The step of a dim of size 1 stays, because it has no effect.
+    """
     if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.List):
         for pair, inner in enumerate(node.elts):
             assert isinstance(inner, ast.List)
@@ -327,7 +345,7 @@ def _pattern(node: ast.AST) -> Iterator[Change]:
 
 
 def _operands(node: ast.AST) -> Iterator[Change]:
-    """Yield exchanges of operands, one at a time, also of arguments of helpers."""
+    """Yield changes of one keyword operand to another operand of the same call, as `data1` to `data2`."""
     if not isinstance(node, ast.Call):
         return
     names = {keyword.arg: number for number, keyword in enumerate(node.keywords)}
@@ -345,7 +363,7 @@ def _operands(node: ast.AST) -> Iterator[Change]:
 
 
 def _argument(node: ast.AST) -> Iterator[Change]:
-    """Yield calls without an optional argument, which becomes None."""
+    """Yield changes of a keyword argument of an instruction to None."""
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -357,6 +375,7 @@ def _argument(node: ast.AST) -> Iterator[Change]:
 
 
 def _group(node: ast.AST) -> Iterator[Change]:
+    """Yield changes of a collective's replica group, as None, one rank alone, or another order."""
     for old, below in _keyword(node, "replica_group"):
         if (
             isinstance(node, ast.Call)
@@ -398,11 +417,13 @@ _OPERATORS: dict[str, Callable[[ast.AST], Iterator[Change]]] = {
 
 
 def _around(context: str, old: ast.expr, step: str, below: Path_) -> Change:
+    """Return the change of an expression by a step such as "+ 1"; `context` describes it in the mutant's key."""
     text = ast.unparse(old)
     return f"{_short(context)}: {text} {step}", f"({text}) {step}", below
 
 
 def _children(field: str, value: object) -> Iterator[tuple[Path_, ast.AST]]:
+    """Yield (path, node) for a field of a node that is a node or a list of nodes."""
     if isinstance(value, ast.AST):
         yield (field,), value
     elif isinstance(value, list):
@@ -412,6 +433,7 @@ def _children(field: str, value: object) -> Iterator[tuple[Path_, ast.AST]]:
 
 
 def _keyword(node: ast.AST, name: str) -> Iterator[tuple[str, Path_]]:
+    """Yield the source and the path of a call's keyword argument; nothing if the node is no call with it."""
     if isinstance(node, ast.Call):
         for number, keyword in enumerate(node.keywords):
             if keyword.arg == name:
@@ -419,21 +441,26 @@ def _keyword(node: ast.AST, name: str) -> Iterator[tuple[str, Path_]]:
 
 
 def _allocates(node: ast.AST) -> bool:
+    """Return whether a node is a call of `ndarray`."""
     return isinstance(node, ast.Call) and _name(node.func) == "ndarray"
 
 
 def _tile(node: ast.AST) -> str:
+    """Return the source of a call's first argument, shortened, or ""."""
     return _short(ast.unparse(node.args[0]), 40) if isinstance(node, ast.Call) and node.args else ""
 
 
 def _called(node: ast.Call) -> str:
+    """Return the name of the called function without its module."""
     return _name(node.func)
 
 
 def _name(node: ast.expr) -> str:
+    """Return the last part of a dotted name, or "" for other expressions."""
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _short(text: str, width: int = 90) -> str:
+    """Return text as one line of at most `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,4 +1,4 @@
-"""Launches of the tables of benchmarks/kernels: a mutant that changes their predicted times shows there as a diff."""
+"""Launches of the tables of benchmarks/kernels, by whose predicted times a mutant can be noticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS = {"trn2": (LARGEST, *SEQUENCES, WHOLE), "trn1": (LARGEST, *SEQUENCES)}
 
 @cache
 def _launches(target: str) -> tuple[Launch, ...]:
-    """Yield the launches of few shapes at their smallest sizes: larger sizes run no other code."""
+    """Return launches of a few shapes at their smallest sizes, without repetition; larger sizes run no other code."""
     chosen: list[Launch] = []
     for work in works_of(1):
         if work.shape in CHOSEN and work.rows in TARGETS[target] and work.positions <= MOST_POSITIONS:
@@ -33,7 +33,7 @@ def _launches(target: str) -> tuple[Launch, ...]:
 
 
 def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield names of the launches of some kernels, with their times in both readings as the tables print them."""
+    """Yield (name of a launch, its times in us) for the launches of some kernels, formatted as in the tables."""
     for target in TARGETS:
         chip = shared(simulate.hardware(target))
         for number, launch in enumerate(_launches(target)):

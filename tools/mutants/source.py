@@ -1,4 +1,4 @@
-"""The source of the shipped kernels, and one change of it."""
+"""The source of the shipped kernels as syntax trees, and a mutant as one change of a tree."""
 
 from __future__ import annotations
 
@@ -47,10 +47,13 @@ Path_ = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change: `count` statements, or one expression, at `path` of a module's tree become `new` source.
+    """One change of a module's syntax tree.
 
-    moved: the order in which the statements that were there follow each other now, instead of new source. `function`
-    is "" for a constant of the module.
+    function: name of the changed function, "" for a constant of the module. operator: kind of the change. change:
+    description, part of the key. path: fields and indices from the module's root to the changed node. new: source
+    that replaces it. count: number of statements that are replaced, 0 if it is an expression. moved: instead of
+    `new`, indices into the replaced statements in their new order. number: distinguishes mutants with equal
+    descriptions.
     """
 
     module: str
@@ -66,7 +69,7 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Its name, which does not depend on line numbers."""
+        """Name of the mutant, which does not depend on line numbers."""
         return f"{self.module}.{self.function or 'constants'} {self.operator}: {self.change}" + (
             f" #{self.number}" if self.number else ""
         )
@@ -74,7 +77,7 @@ class Mutant:
 
 @cache
 def tree(module: str) -> ast.Module:
-    """Return a module's tree; not to be changed."""
+    """Return a module's syntax tree, which is cached and must not be changed."""
     return _parsed(module)
 
 
@@ -92,13 +95,13 @@ def _refuses(node: ast.stmt) -> bool:
 
 @cache
 def guards() -> frozenset[str]:
-    """Return names of the functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
+    """Return the names of all functions that only refuse bad arguments; the kernels' tests try these."""
     return frozenset(node.name for module in MODULES for node in tree(module).body if _refuses(node))  # type: ignore[attr-defined]
 
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """Return a module and the modules of nki_kernels that it imports, directly or not."""
+    """Return the names of a module and of all modules of nki_kernels that it imports, directly or indirectly."""
     names = {module}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -119,7 +122,7 @@ def _parsed(module: str) -> ast.Module:
 
 
 def mutated(mutant: Mutant) -> ast.Module:
-    """Return a module's tree with one change; every node keeps its line."""
+    """Return a new syntax tree of a module with one change; unchanged nodes keep their line numbers."""
     changed = _parsed(mutant.module)
     *way, last = mutant.path
     node: object = changed
@@ -144,6 +147,7 @@ def mutated(mutant: Mutant) -> ast.Module:
 
 
 def _copy_locations(node: ast.AST, origin: ast.AST) -> ast.AST:
+    """Give all nodes below a node the line of `origin`, and return the node."""
     for descendant in ast.walk(node):
         if hasattr(descendant, "lineno"):
             ast.copy_location(descendant, origin)
@@ -151,9 +155,9 @@ def _copy_locations(node: ast.AST, origin: ast.AST) -> ast.AST:
 
 
 def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
-    """Yield the functions of a module that issue instructions or lead to them, with their paths.
+    """Yield (function, path) for each function of a module that is mutated: all but guards and references.
 
-    Methods count in the modules of `WITH_METHODS`, not in those where classes hold sizes alone.
+    Methods are included in the modules of `WITH_METHODS` only; elsewhere classes only have sizes.
     """
     for number, node in enumerate(tree(module).body):
         if isinstance(node, ast.FunctionDef):

@@ -1,4 +1,4 @@
-"""Results counted, as tables and as JSON."""
+"""Summaries of a campaign's results, as Markdown tables and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ COLUMNS = ("mutants", "refused", "python", "found", "numbers", "time", "limit", 
 
 
 def column(result: Result) -> str:
-    """Return the column that counts a result; `guarded` counts as refused, `poison` as numbers."""
+    """Return the table column in which a result is counted.
+
+    `guarded` counts as refused, `poison` as numbers, `raw` as python.
+    """
     fate = result.verdict.fate
     if fate in (Fate.refused, Fate.guarded):
         return "refused"
@@ -33,7 +36,10 @@ def column(result: Result) -> str:
 
 
 def equivalent(result: Result) -> str | None:
-    """Return why a mutant that nothing noticed is no fault: shown by its calls, or argued in `equivalents`."""
+    """Return why a mutant that nothing noticed is no fault, or None.
+
+    The reason is shown by its calls, or listed in `equivalents`.
+    """
     if result.verdict.fate in DEAD:
         return None
     shown = result.verdict.how != "identical" or result.mutant.operator in ("swap", "duplicate")
@@ -43,16 +49,15 @@ def equivalent(result: Result) -> str | None:
 
 
 def mortality(results: Iterable[Result]) -> tuple[int, int]:
-    """Return how many mutants that are not equivalent died, and how many are not equivalent."""
+    """Return the number of noticed mutants and the number of all mutants, both without equivalent ones."""
     counted = Counter(column(result) == "survived" for result in results if column(result) != "equivalent")
     return counted[False], counted[True] + counted[False]
 
 
 def caught_without_numbers(results: Iterable[Result]) -> tuple[int, int]:
-    """Return how many mutants that break a rule or an order were caught without numbers, and their number.
+    """Return how many mutants that break a rule were caught without comparing numbers, and how many break one.
 
-    Breaking a rule or an order are those that were refused or found, and those that only `poison` shows: their outputs
-    depend on bytes that nobody wrote before they are read.
+    Caught are those that are refused or reported. Not caught are those with the fates `poison`, `raw` and `limit`.
     """
     fates = Counter(result.verdict.fate for result in results)
     caught = fates[Fate.refused] + fates[Fate.reported]
@@ -60,7 +65,7 @@ def caught_without_numbers(results: Iterable[Result]) -> tuple[int, int]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return counts by kernel file and by operator, and the two shares."""
+    """Return Markdown tables of counts by kernel file, operator and code, and sentences with the two shares."""
     out = []
     for title, key in (("file", lambda r: r.mutant.module), ("operator", lambda r: r.mutant.operator)):
         out += [*_counts(title, results, key), ""]
@@ -78,6 +83,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _counts(title: str, results: Sequence[Result], key: Callable[[Result], str]) -> list[str]:
+    """Return the lines of a table of counts by column, with a row for each value of `key`."""
     rows: dict[str, Counter[str]] = {}
     for result in results:
         for row in (key(result), "all"):
@@ -91,7 +97,7 @@ def _counts(title: str, results: Sequence[Result], key: Callable[[Result], str])
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """Return every mutant with its fate."""
+    """Return all mutants with their fates as JSON text."""
     return (
         json.dumps(
             [

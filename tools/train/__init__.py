@@ -1,1 +1,1 @@
-"""How the shipped models are trained: see `__main__.py`."""
+"""Training of the models in model/pretrained; `__main__.py` is the command."""

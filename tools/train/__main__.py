@@ -34,6 +34,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "model" / "pretrained"
 
 
 def train(args: argparse.Namespace) -> None:
+    """Run a training within a time budget, and write its best weights and the loss curve to `args.out`."""
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
@@ -112,6 +113,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Run a training, evaluate a model with --evaluate, or only draw the loss curve with --plot."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -1,4 +1,4 @@
-"""Texts to batches of tokens."""
+"""Reads texts and cuts them into batches of tokens for training."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ def read(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def epoch(stories: list[list[int]], tokens: int, rng: np.random.Generator) -> list[Tensor]:
-    """Return batches (2, rows, width) of inputs and targets for one pass over the texts, in a new order.
+    """Return batches of inputs and targets, int64 (2, rows, width), for one pass over the texts in a random order.
 
-    A row holds one text, or a piece of one that is longer than a row (cut at a random place); rows of
-    like length make a batch of about `tokens` tokens, padded to one of a few widths.
+    A row has one text, or a piece of one that is longer than a row (cut at a random position). Rows of similar length
+    make a batch of about `tokens` tokens, padded to one of a few widths.
     """
     groups: dict[int, list[list[int]]] = {width: [] for width in WIDTHS}
     for i in rng.permutation(len(stories)):

@@ -1,4 +1,4 @@
-"""The decoder that is trained: a Llama or a Qwen3-MoE in torch, and its weights in a Hugging Face file."""
+"""The decoder that is trained, a Llama or a Qwen3-MoE in torch, and its weights in a file with Hugging Face names."""
 
 import json
 import math
@@ -17,7 +17,10 @@ from tools.train.corpus import CONTEXT, IGNORE
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a config.json says; `experts` is 0 for a Llama. Each token chooses `chosen` experts of `hidden` each."""
+    """Sizes in a config.json. `experts` is 0 for a Llama.
+
+    Else each token chooses `chosen` experts of width `hidden`.
+    """
 
     width: int
     hidden: int
@@ -34,6 +37,7 @@ class Sizes:
 
     @classmethod
     def read(cls, folder: Path) -> "Sizes":
+        """Return the sizes in a folder's config.json; `model_type` "qwen3_moe" has experts."""
         config = json.loads((folder / "config.json").read_text())
         sparse = config["model_type"] == "qwen3_moe"
         return cls(
@@ -53,11 +57,13 @@ class Sizes:
 
     @property
     def sites(self) -> int:
-        """Places of dropout."""
+        """Number of places where dropout applies: the embedding, and two in each layer."""
         return 1 + 2 * self.layers
 
 
 class Attention(nn.Module):
+    """Causal attention with rotary embedding and grouped queries, and with norms of queries and keys in Qwen3-MoE."""
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.sizes = sizes
@@ -70,6 +76,7 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = nn.RMSNorm(head, sizes.eps), nn.RMSNorm(head, sizes.eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the output [batch, tokens, width]; cos and sin are [tokens, head]."""
         b, t, _ = x.shape
         heads, kv_heads, head = self.sizes.heads, self.sizes.kv_heads, self.sizes.head
 
@@ -92,7 +99,10 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """A gated MLP, or experts side by side: at this size all of them for every token cost less than sorting tokens."""
+    """A gated MLP, or experts next to each other in one matrix.
+
+    All experts are computed for every token, which at this size costs less than sorting tokens by expert.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -105,7 +115,10 @@ class MLP(nn.Module):
             self.gate = nn.Linear(width, sizes.experts, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output, and how unevenly the experts are chosen: 1 if evenly, as transformers counts it."""
+        """Return the output, and the experts' load imbalance: 1 if balanced, as transformers computes it.
+
+        0 without experts.
+        """
         hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
         if not self.sizes.experts:
             return self.down_proj(hidden), x.new_zeros(())
@@ -122,6 +135,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
+    """One decoder layer: attention and MLP, each after a norm and with a residual."""
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(sizes.width, sizes.eps)
@@ -132,13 +147,17 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, keep: list[Tensor | float]
     ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output and its experts' load imbalance.
+
+        `keep` has the dropout masks of attention and MLP.
+        """
         x = x + self.self_attn(self.input_layernorm(x), cos, sin) * keep[0]
         out, uneven = self.mlp(self.post_attention_layernorm(x))
         return x + out * keep[1], uneven
 
 
 class Dropout:
-    """Dropout masks, cut at random from one pool.
+    """Dropout masks, cut at random positions from one pool of random numbers.
 
     Drawing millions of random numbers in every step would take a third of the time.
     """
@@ -148,6 +167,7 @@ class Dropout:
         self.pool = (torch.rand(1 << 25) >= p).to(torch.bfloat16) / (1 - p)
 
     def __call__(self, rows: int, width: int) -> Tensor:
+        """Return masks for all sites of a batch, bfloat16 [sites, rows, width, model width], scaled by 1 / (1 - p)."""
         shape = self.sizes.sites, rows, width, self.sizes.width
         count = math.prod(shape)
         start = 64 * int(self.rng.integers((len(self.pool) - count) // 64))
@@ -155,7 +175,7 @@ class Dropout:
 
 
 class Decoder(nn.Module):
-    """The model of a config.json; parameter names are Hugging Face's without the prefix `model.`, experts stacked."""
+    """The model of a config.json; parameters have Hugging Face's names without `model.`, and experts are stacked."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -175,9 +195,9 @@ class Decoder(nn.Module):
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, ids: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Return the summed cross entropy of the targets; `keep` holds the dropout masks, if any.
+        """Return the summed cross entropy of the targets; `keep` has the dropout masks, or None.
 
-        In training the summed unevenness of the experts comes on top, as for a mean over the targets.
+        In training a model with experts, their load imbalance is added, weighted by the number of targets.
         """
         t = ids.shape[1]
         masks: list[Tensor | float] = [1.0] * self.sizes.sites if keep is None else list(keep.unbind())
@@ -194,7 +214,7 @@ class Decoder(nn.Module):
 
 
 def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
-    """Return the checkpoint names of one matrix of the model: one for each expert, or the name itself."""
+    """Return the checkpoint names of one parameter: one for each expert, or the name with the prefix `model.`."""
     stem, dot, last = name.rpartition(".mlp.")
     if not sizes.experts or not dot or last.startswith("gate.weight"):
         return [f"model.{name}"]
@@ -202,11 +222,12 @@ def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
 
 
 def experts_axis(name: str) -> int:
-    """Return the axis on which the experts' matrices are stacked."""
+    """Return the axis along which the experts' matrices are stacked in a parameter."""
     return 1 if name.endswith("down_proj.weight") else 0
 
 
 def save(model: Decoder, folder: Path) -> None:
+    """Write model.safetensors to a folder in bfloat16, with one tensor per expert; the file is replaced at once."""
     weights = {}
     for name, parameter in model.state_dict().items():
         keys = list_checkpoint_names(name, model.sizes)
@@ -219,6 +240,7 @@ def save(model: Decoder, folder: Path) -> None:
 
 
 def load(model: Decoder, folder: Path) -> None:
+    """Load the weights of a folder's model.safetensors into a model, in float32."""
     weights = load_file(folder / "model.safetensors")
     model.load_state_dict(
         {

@@ -1,4 +1,4 @@
-"""The validation loss of a decoder, and the curve of a training."""
+"""The validation loss of a decoder, and a picture of the loss during a training."""
 
 import csv
 from pathlib import Path
@@ -12,7 +12,10 @@ from tools.train.decoder import Decoder
 
 @torch.no_grad()
 def evaluate(model: Decoder, stories: list[list[int]], limit: int, batch: int = 16) -> tuple[float, int]:
-    """Return the summed loss and the number of predicted tokens; every story alone, cut to `limit` tokens."""
+    """Return the summed loss and the number of predicted tokens.
+
+    Each story is evaluated alone, cut to `limit` tokens.
+    """
     total, count = 0.0, 0
     cut = sorted((s[:limit] for s in stories), key=len)
     for i in range(0, len(cut), batch):
@@ -26,7 +29,7 @@ def evaluate(model: Decoder, stories: list[list[int]], limit: int, batch: int = 
 
 
 def report(model: Decoder, stories: list[list[int]], tokenizer: Tokenizer) -> None:
-    """Print the validation loss in float32 arithmetic, a token and a character."""
+    """Print the validation loss in float32 arithmetic, per token and per character."""
     for limit in (256, 512):
         total, count = evaluate(model, stories, limit)
         chars = sum(len(tokenizer.decode(s[:limit], skip_special_tokens=True)) for s in stories)
@@ -38,7 +41,7 @@ def report(model: Decoder, stories: list[list[int]], tokenizer: Tokenizer) -> No
 
 
 def plot(curve: Path, picture: Path) -> None:
-    """Draw the loss against the tokens trained on."""
+    """Draw the losses in a loss.csv against the number of tokens trained on, and write the picture."""
     import matplotlib
 
     matplotlib.use("Agg")

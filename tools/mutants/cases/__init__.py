@@ -1,4 +1,4 @@
-"""Small inputs on which every line and every branch of the shipped kernels runs, with what they have to return."""
+"""Small launches on which every line and branch of the shipped kernels runs, each with a judge of its outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.mutants.cases.recurrent import recurrent
 
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
-    """Return all cases, the quick ones of every kernel first."""
+    """Return all cases; those that run quickly come first."""
     return (
         *sums(),
         *passed_on(),

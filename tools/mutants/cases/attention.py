@@ -1,4 +1,4 @@
-"""Cases of attention: decode, the block around it, and prefill."""
+"""Cases of attention: decode steps, the attention block of a decode step, and prompts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ OVER_POSITIONS = test_attention_divided.TestDecodeOverPositions.case
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Draw key and value caches of one sequence: [1, heads, depth, positions] and [1, heads, positions, depth]."""
     return normal(8, 1, heads, depth, positions, dtype=dtype), normal(
         9, 1, heads, positions, depth, dtype=dtype
     )
@@ -37,7 +38,7 @@ def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> 
 def prompt(
     tokens: int, heads: int, kv_heads: int, depth: int, dtype: Any = np.float32
 ) -> tuple[np.ndarray, ...]:
-    """Draw queries, keys and values of some tokens."""
+    """Draw queries, keys and values, [tokens, heads * depth] each with its own number of heads."""
     widths = heads * depth, kv_heads * depth, kv_heads * depth
     return tuple(normal(seed, tokens, width, dtype=dtype) for seed, width in enumerate(widths, 1))
 
@@ -54,6 +55,11 @@ def _step(
     new: int = 1,
     rotated: int = 0,
 ) -> Case:
+    """Return a step of `new` tokens for sequences with so many valid positions (`firsts`), in contiguous caches.
+
+    Cache positions beyond the valid ones have values that only a correct mask hides. rotated: width of the tables of
+    angles; if it is not 0, the kernel rotates and normalises queries and keys.
+    """
     stored = [np.concatenate([array] * len(firsts)) for array in _caches(kv, depth, positions, cache)]
     for sequence, first in enumerate(firsts):
         # What no mask but an infinite or a very low one can hide; of rotated keys the reference has not the bytes.
@@ -77,7 +83,10 @@ def _step_with(
     firsts: tuple[int, ...] = (100, 128),
     capacity: int = 256,
 ) -> Case:
-    """Return a step of sequences with these positions, in pages of `block` if that is not 0; window, cap, sinks."""
+    """Return a step of `new` tokens for sequences with so many valid positions (`firsts`).
+
+    block: positions per page, 0 for contiguous caches. choices: window, soft cap and sinks.
+    """
     depth, pages, sequences = 16, capacity // (block or capacity), len(firsts)
     count = sequences * pages + 3
     table = np.random.default_rng(3).permutation(count)[: sequences * pages]
@@ -112,6 +121,10 @@ def _block(
     hidden: int = 130,
     ranks: int = 1,
 ) -> Case:
+    """Return an attention block of a decode step, judged on all ranks together.
+
+    rotated: with rotary tables and norms of queries and keys.
+    """
     sequences = len(firsts)
     widths = heads * depth, kv * depth
     stored = [np.concatenate([array] * sequences) for array in _caches(kv, depth, positions, dtype)]
@@ -135,7 +148,7 @@ def _block(
 
 
 def _shard_of_block(reference_arguments: tuple[Any, ...], rank: int, ranks: int) -> tuple[Any, ...]:
-    """Return a rank's share of the arguments of attention_block_decode."""
+    """Return one rank's part of the arguments of attention_block_decode."""
     x, norm, w_qkv, eps, q_size, kv_size, *caches, row_positions, scale, w_o, kv, cos, sin, _, _ = (
         reference_arguments
     )
@@ -151,7 +164,7 @@ def _shard_of_block(reference_arguments: tuple[Any, ...], rank: int, ranks: int)
 
 
 def _caches_joined(outputs: Outputs) -> Outputs:
-    """Return each rank's output with the joined caches of all ranks."""
+    """Return each rank's first output, followed by the key and value caches of all ranks joined along the heads."""
     caches = [np.concatenate([output[index] for output in outputs], axis=1) for index in (1, 2)]
     return [(output[0], *caches) for output in outputs]
 
@@ -189,7 +202,7 @@ def _decode() -> list[Case]:
 
 
 def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
-    """Return a step whose sequences have some rows of the caches."""
+    """Return a step whose sequences use the given rows of the caches, with other settings of its kernel test."""
     keywords = test_shared_caches.TestDecodeInRows.case.arguments(
         settings | test_shared_caches.in_rows(*rows)
     )
@@ -197,7 +210,7 @@ def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
 
 
 def _turned_as(target: str, rows: np.ndarray) -> Case:
-    """Return a step whose tokens take other rows of the tables of rotations than those of their positions."""
+    """Return a step whose tokens use other rows of the rotary tables than their positions."""
     case = _step_with(target, np.float32, 16, 50, None, None)
     angles = {name: normal(seed, 100, 8) for name, seed in (("cos", 6), ("sin", 7))}
     keywords = named(nki_kernels.attention_decode, case.arguments[0]) | angles
@@ -205,7 +218,7 @@ def _turned_as(target: str, rows: np.ndarray) -> Case:
 
 
 def _shared(case: Case) -> Case:
-    """Return the case of a second layer, which reads the caches that a case's launch leaves."""
+    """Return the case of a second layer that shares the caches which a case's launch leaves, and writes none."""
     reference = getattr(nki_kernels, f"{case.kernel}_reference")
     _, k_cache, v_cache = reference(*copied(case.arguments[0]))
     keywords = named(reference, case.arguments[0]) | {
@@ -220,7 +233,10 @@ def _shared(case: Case) -> Case:
 
 
 def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITIONS) -> Case:
-    """Return a case of ranks that divide the positions of the caches."""
+    """Return a case of ranks that divide the positions of the caches.
+
+    Their outputs are joined before they are judged.
+    """
     arguments = case.arguments(ranks.settings)
 
     def judge(outputs: Outputs) -> None:
@@ -252,13 +268,14 @@ def _decode_divided() -> list[Case]:
 def _whole_prompt(
     target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
 ) -> Case:
+    """Return a prompt without cached positions, whose keys and values fill contiguous caches."""
     q, k, v = prompt(tokens, heads, kv, depth, dtype)
     caches = _caches(kv, depth, positions, cache)
     return by_reference("attention_prefill", target, q, *caches, depth**-0.5, k, v)
 
 
 def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
-    """Return scores that are whole numbers far from 0: exact in float32, and in nothing narrower."""
+    """Return a prompt whose scores are large whole numbers, exact in float32 and in no narrower dtype."""
     q, k, v = (
         np.zeros((tokens, 8), np.float32),
         np.zeros((tokens, 8), np.float32),
@@ -269,7 +286,7 @@ def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
 
 
 def _last_key(tokens: int) -> tuple[Any, ...]:
-    """Return the arguments of a prompt whose last key is hidden from all tokens but the last."""
+    """Return the arguments of a prompt with a huge last key, which is hidden from all tokens but the last."""
     q, k, v = prompt(tokens, 1, 1, 8)
     k[-1] *= 3e10
     return q, *_caches(1, 8, tokens), 8**-0.5, k, v
@@ -278,7 +295,10 @@ def _last_key(tokens: int) -> tuple[Any, ...]:
 def _continued(
     target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8, pages: int = 26
 ) -> Case:
-    """Return two sequences of 100 and 128 valid positions, or as many in pages; options from `prefix` on."""
+    """Return prompts of two sequences after 100 and 128 cached positions; `options` are arguments from `prefix` on.
+
+    The caches are in pages if the options have slots.
+    """
     q, k, v = prompt(2 * tokens, 2, 1, depth, dtype)
     positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)]).astype(np.int32)
     caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
@@ -289,7 +309,7 @@ def _continued(
 
 
 def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
-    """Return a prompt whose tokens from `valid` on are NaN or infinite; earlier outputs are as without them."""
+    """Return a prompt whose tokens from `valid` on are NaN or infinite and must not change earlier outputs."""
     q, k, v = prompt(tokens, 1, 1, 8, dtype)
     cache_arguments = *_caches(1, 8, tokens, dtype), 0.3
     clean = q, *cache_arguments, k, v
@@ -306,7 +326,7 @@ def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
 
 
 def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return slots and block tables for `tokens` new tokens of two sequences, in scattered pages of 16 positions."""
+    """Return slots [2 * tokens, 1] and block tables of new tokens of two sequences, in scattered pages of 16."""
     tables = np.random.default_rng(3).permutation(pages).reshape(2, -1).astype(np.int32)
     row_positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
     slots = tables[np.arange(2).repeat(tokens), row_positions // 16] * 16 + row_positions % 16

@@ -1,4 +1,4 @@
-"""One case of the mutants: a launch of a kernel on small inputs, with what it has to return."""
+"""Cases for mutants: a launch of a kernel on small inputs, with a judge of its outputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One launch: a kernel, a chip, the arguments of every rank, and a judge of the outputs of every rank.
+    """One launch: a kernel, a chip, the arguments of each rank, and a judge of the outputs of all ranks.
 
-    The judge raises AssertionError where numbers, shapes or dtypes are wrong. A case without one is dry: planned and
-    placed at the largest sizes, where it may only be refused. A rank has `cores` physical cores. `unread` names inputs
-    that a launch of these sizes has no use for: that nothing reads them is no finding.
+    The judge raises AssertionError if numbers, shapes or dtypes are wrong. A case without a judge is dry: it runs at
+    the largest sizes, and only a refusal can notice a mutant. cores: physical cores per rank. unread: names of inputs
+    that a launch of these sizes does not read, so the detector's finding is ignored.
     """
 
     kernel: str
@@ -37,17 +37,17 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the world."""
+        """Number of ranks."""
         return len(self.arguments)
 
 
 def two_cores(case: Case) -> Case:
-    """Return the same case on logical cores of two physical ones."""
+    """Return a copy of a case with two physical cores per rank."""
     return replace(case, cores=2)
 
 
 def arguments_of(kernel: str, **arguments: Any) -> tuple[Any, ...]:
-    """Return arguments by name as all arguments of a kernel in the order of its parameters."""
+    """Return all arguments of a kernel in the order of its parameters, from arguments by name."""
     return in_order(getattr(nki_kernels, kernel), **arguments)
 
 
@@ -60,7 +60,7 @@ def by_name(
 ) -> Case:
     """Return a case judged by the kernel's reference, whose arguments are given by name.
 
-    ranks: changes of the arguments of each of several ranks.
+    ranks: for each of several ranks, the arguments that differ from the reference's. copies: as in `by_reference`.
     """
     shards = tuple(arguments_of(kernel, **{**reference_arguments, **changes}) for changes in ranks)
     return by_reference(
@@ -69,7 +69,7 @@ def by_name(
 
 
 def by_case(case: KernelCase, target: str, settings: Settings) -> Case:
-    """Return a case with arguments that a kernel's tests draw, judged by their tolerance."""
+    """Return a case with arguments drawn by a kernel's test case for `settings`, and judged by its tolerance."""
     arguments = case.arguments(settings)
 
     def judge(outputs: Outputs) -> None:
@@ -87,9 +87,16 @@ def by_reference(
     ranks: Any = None,
     copies: bool = True,
 ) -> Case:
-    """Return a case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
+    """Return a case judged by the kernel's reference.
 
-    The caches of attention hold copies, so they are compared byte by byte, unless it rotates keys.
+    Args:
+        kernel: Name of the kernel.
+        target: Name of the chip.
+        *arguments: Arguments of the kernel and of its reference.
+        reference_arguments: Arguments of the reference, if they differ from each rank's.
+        ranks: Arguments of each rank; one rank with `arguments` if not given.
+        copies: For attention, the caches are copies of inputs, so they are compared byte by byte. False if the kernel
+            computes what it stores there, as rotated keys.
     """
     stored = (1, 2) if kernel.startswith("attention") and copies else ()
     reference = getattr(nki_kernels, f"{kernel}_reference")
@@ -112,5 +119,5 @@ def by_reference(
 
 
 def weights(seed: int, rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
-    """Return weights whose products have the scale of their other operand."""
+    """Draw weights whose products with other operands keep the scale of these operands."""
     return normal(seed, rows, columns, dtype=dtype, scale=rows**-0.5)

@@ -18,7 +18,10 @@ def _convolved(
     *options: Any,
     dtype: Any = np.float32,
 ) -> Case:
-    """Return images or sequences with weights in float32, and a bias if the first of the other arguments says so."""
+    """Return a convolution of images, or of sequences if `shape` has three sizes, with float32 weights.
+
+    options: whether there is a bias, then further arguments of the kernel.
+    """
     biased, *epilogue = options
     weights = normal(2, *window, shape[1], outputs, scale=(shape[1] * np.prod(window)) ** -0.5)
     bias = normal(3, 1, outputs) if biased else None
@@ -27,7 +30,7 @@ def _convolved(
 
 
 def convolutions() -> list[Case]:
-    """Return convolutions of small and large images, as images and as rows, with and without bias and added rows."""
+    """Return convolutions of small and large images, stored as images or rows, some with bias and added rows."""
     rows = normal(4, 150, 20, dtype=BF16)
     return [
         _convolved("trn1", (2, 130, 7, 6), 129, (3, 2), True, (2, 1), (1, 1), "relu"),
@@ -58,7 +61,7 @@ def convolutions() -> list[Case]:
 
 
 def poolings() -> list[Case]:
-    """Return poolings of one and several groups of channels, with padding that counts and that does not."""
+    """Return poolings of one and several groups of channels; averages count padding or leave it out."""
     x, sequences = normal(1, 2, 70, 9, 11), normal(2, 3, 43, 1100, dtype=BF16)
     pools = ("max_pool", ()), ("average_pool", (True,)), ("average_pool", (False,))
     return [

@@ -13,9 +13,9 @@ from tools.mutants.cases.case import BF16, Case, Outputs, by_reference, two_core
 
 
 def delta() -> list[Case]:
-    """Return prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways.
+    """Return prompts of one and of several chunks, of unequal length and with padding, and decode steps.
 
-    Some prompts have more heads than a unit: one, two or five to a key head.
+    Heads share keys in different ways; some prompts have more heads than the kernel processes together.
     """
     return [
         _case("gated_delta", "trn2", 2, 5, (1, 2, 8, 8)),
@@ -37,7 +37,7 @@ def delta() -> list[Case]:
 
 
 def _rounded(case: Case) -> Case:
-    """Return the case judged by token within the bound of bfloat16 products; its last sequence is padding."""
+    """Return a case judged per token within the error bound of bfloat16 products; its last sequence is padding only."""
     arguments = list(case.arguments[0])
     arguments[7], arguments[8] = arguments[7].copy(), arguments[8].copy()
     arguments[7][-1] = arguments[8][-1] = 0
@@ -66,7 +66,7 @@ def _case(
     heads: tuple[int, int, int, int],
     dtype: Any = np.float32,
 ) -> Case:
-    """Return a case; `heads` has the heads of keys, the heads of values, and the elements of both."""
+    """Return a case; `heads` has the numbers of key heads and value heads, and their sizes."""
     keys, values, depth, width = heads
     rows, slots = sequences * tokens, sequences + 1
     arguments = (

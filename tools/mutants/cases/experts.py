@@ -24,7 +24,7 @@ from tools.mutants.cases.case import (
 
 
 def experts() -> list[Case]:
-    """Return every way to choose, experts for few tokens and for many, and ranks that divide them."""
+    """Return cases of each way to choose experts, of experts for few and many tokens, and of divided experts."""
     return [*_routers(), *_decode(), *_prefill(), *_divided()]
 
 
@@ -37,6 +37,7 @@ def _router(
     dtype: Any = np.float32,
     weight_dtype: Any = None,
 ) -> Case:
+    """Return a case of the router with these options after `eps`."""
     x, norm = normal(1, tokens, hidden, dtype=dtype), 1 + normal(2, 1, hidden, dtype=dtype)
     return by_reference(
         "router", target, x, norm, weights(3, hidden, count, weight_dtype or dtype), EPS, *options
@@ -62,7 +63,10 @@ def _routers() -> list[Case]:
 def _draw_arguments(
     sizes: Sequence[int], dtype: Any, weight_dtype: Any, biases: bool, activation: str | None = None
 ) -> dict[str, Any]:
-    """Draw arguments; `sizes` has tokens, hidden, experts, intermediate and experts of a token."""
+    """Draw the arguments of an expert kernel by name.
+
+    sizes: tokens, hidden size, number of experts, intermediate size, and experts per token.
+    """
     tokens, hidden, count, inner, top_k = sizes
     rng = np.random.default_rng(tokens)
     rows = {"b_gate": (6, inner), "b_up": (7, inner), "b_down": (8, hidden)} if biases else {}
@@ -87,10 +91,12 @@ def _case(
     weight_dtype: Any = np.float32,
     biases: bool = False,
 ) -> Case:
+    """Return a case of an expert kernel on one rank; `sizes` are as in `_draw_arguments`."""
     return by_name(kernel, target, _draw_arguments(sizes, dtype, weight_dtype, biases))
 
 
 def _on_two_ranks(kernel: str, target: str, *sizes: int) -> Case:
+    """Return a case of an expert kernel whose intermediate size is divided over two ranks."""
     arguments = _draw_arguments(sizes, np.float32, np.float32, False)
     group, half = ReplicaGroup([[0, 1]]), sizes[3] // 2
     ranks = [
@@ -138,14 +144,14 @@ def _looped(
     biases: bool = False,
     activation: str | None = None,
 ) -> Case:
-    """Return a case where half of the tokens choose the same experts, more than fit in blocks: a loop follows."""
+    """Return a case in which half of the tokens choose the same experts, more than fit in blocks, so a loop runs."""
     arguments = _draw_arguments(sizes, dtype, weight_dtype, biases, activation)
     arguments["ids"][: sizes[0] // 2] = np.arange(sizes[4])
     return by_name("experts_prefill", target, arguments)
 
 
 def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:
-    """Return a case where the number of experts as an id means another rank's expert, of weight 0."""
+    """Return a case in which the id `count` stands for an expert of another rank, with weight 0."""
     tokens, _, count, _, top_k = sizes
     arguments, rng = _draw_arguments(sizes, np.float32, np.float32, biases), np.random.default_rng(tokens)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
@@ -155,7 +161,10 @@ def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool)
 
 
 def _absent_gate_of_nan() -> Case:
-    """Return a case where the last local expert, loaded for other ranks' choices, has a NaN gate that is masked."""
+    """Return a case in which a local expert's gate is NaN.
+
+    It is loaded for other ranks' choices and must not matter.
+    """
     arguments = _draw_arguments((2, 40, 4, 24, 2), np.float32, np.float32, False) | {
         "residual": None,
         "absent": True,
@@ -167,7 +176,11 @@ def _absent_gate_of_nan() -> Case:
 
 
 def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **shared: Any) -> Case:
-    """Return a case of two ranks; the reference takes lists of their arrays, other arguments are equal on both."""
+    """Return a case of two ranks, compared exactly.
+
+    arrays: for each argument, its values on both ranks; the reference takes these lists. shared: arguments equal on
+    both.
+    """
     shared |= {"replica_group": ReplicaGroup([[0, 1]]), "ranks": 2}
     expected_outputs = getattr(nki_kernels, f"{kernel}_reference")(**arrays, **shared)
     ranks = [{name: values[rank] for name, values in arrays.items()} for rank in range(2)]
@@ -187,6 +200,7 @@ def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **
 
 
 def _dispatched(target: str, tokens: int, count: int) -> Case:
+    """Return a dispatch of tokens to the rank that has their experts."""
     rng = np.random.default_rng(tokens)
     rows = [normal(rank, tokens, 40) for rank in range(2)]
     shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
@@ -209,7 +223,10 @@ def _gathered(target: str, tokens: int) -> Case:
 
 
 def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False) -> Case:
-    """Return sums without a residual, with biases or without; whole numbers, too."""
+    """Return a combination without a residual, with the experts' output biases or without.
+
+    Numbers are whole, so that the order of addition does not matter. absent: some ids mean no expert.
+    """
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rng = np.random.default_rng(tokens)
     shares = [rng.integers(0, 3, (tokens, 3)).astype(np.float32) for _ in range(2)]
@@ -226,7 +243,7 @@ def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False
 
 
 def _combined(target: str, tokens: int) -> Case:
-    """Return sums of integers, so that the order of addition does not matter."""
+    """Return a combination with a residual, of whole numbers so that the order of addition does not matter."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rows = [whole_numbers(2 + rank, tokens, 40) for rank in range(2)]
     return _between_ranks("experts_combine", target, {"results": results, "residual": rows})

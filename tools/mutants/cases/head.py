@@ -1,4 +1,4 @@
-"""Cases of lm_head and sample."""
+"""Cases of the kernels `lm_head` and `sample`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, two_cores
 
 
 def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, ...] = ()) -> Case:
-    """Return a case of lm_head, judged by logits within a bound and exactly by their largest, lowest id first.
+    """Return a case of lm_head: logits are judged within a tolerance, the largest and their ids exactly.
 
-    options: softcap, norm_bias, norm_offset and scale, or the first of them.
+    Equal logits are ordered by ascending id. options: softcap, norm_bias, norm_offset and scale, or the first of them.
     """
     x, norm, head, eps, top_k, offset = arguments
     reference_arguments = (*arguments, None, 1, *options)
@@ -98,10 +98,10 @@ def _drawn(
     ranks: int = 1,
     has_candidates: bool = False,
 ) -> Case:
-    """Return a case of sample with all parameters, and the bias and counts that `adjusted` names.
+    """Return a case of sample with all parameters, and with the bias and counts that `adjusted` names.
 
-    The first rows have equal logits, where numbers lie on edges; then all are masked, all but three are missing, and
-    weights are tiny beside the best, with the number 0.
+    If there are enough rows, the first have equal logits and random numbers at the edges between tokens. Then follow
+    a row that is masked entirely, a row with three logits only, and a row with tiny weights and the random number 0.
     """
     rng = np.random.default_rng(rows + columns)
 
@@ -174,5 +174,5 @@ def _samples() -> list[Case]:
 
 
 def head() -> list[Case]:
-    """Return logits and their largest, and draws among them, on one rank and on several."""
+    """Return cases of logits with the largest of them, and of sampled tokens, on one and on several ranks."""
     return [*_heads(), *_samples()]

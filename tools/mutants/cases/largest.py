@@ -1,4 +1,4 @@
-"""Dry cases of the largest sizes that the kernels promise, which may only be refused."""
+"""Dry cases of the largest sizes that the kernels support; a mutant that no longer fits the chip is refused there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, arguments_of
 
 
 def largest() -> list[Case]:
-    """Return the largest sizes that the kernels promise, on the chip with the least memory."""
+    """Return dry cases of the kernels at their largest sizes, on the chip with the least memory."""
 
     def empty(*shape: int, dtype: Any = BF16) -> np.ndarray:
         return np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""Cases of latent attention."""
+"""Cases of latent attention: decode steps on the latents, and keys and values of prompts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
 def clamped(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with angle tables of 70 positions; later tokens use the last position."""
+    """Return arguments whose rotary tables have 70 positions, so that later tokens use the last row."""
     kv, cache, positions, norm, eps, cos, sin, *weights = arguments
     return (kv, cache, np.minimum(positions, 69), norm, eps, cos[:70], sin[:70], *weights)
 
 
 def latent() -> list[Case]:
-    """Return absorbed decode steps, and keys and values of prompts."""
+    """Return decode steps on the latents, and expansions of latents to keys and values of prompts."""
     small, wide = (3, 24, 8, 16, 12), (4, 136, 8, 16, 20)
     decode = [
         ("trn2", batch([0, 130], small, 172)),

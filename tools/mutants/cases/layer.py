@@ -1,4 +1,7 @@
-"""Cases of a decoder layer's decode step: rows between its two parts in SBUF and in HBM, alone and over ranks."""
+"""Cases of a decoder layer's decode step in one launch, on one rank and divided over ranks.
+
+The rows between its attention block and its MLP stay in SBUF in some cases and go through HBM in others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, by_name, weights
 def _layer(
     target: str, sequences: int, hidden: int, inner: int, dtype: Any, ranks: int = 1, biased: bool = False
 ) -> Case:
-    """Return a step of a layer; each rank has two query heads, the one key/value head and its share of the MLP."""
+    """Return a step of a layer; each rank has two query heads, the one key/value head and its part of the MLP."""
     q, kv, positions = 2 * 16 * ranks, 16, 130
     caches = (
         normal(8, sequences, 1, 16, positions, dtype=dtype),

@@ -1,4 +1,4 @@
-"""Cases of matmul, of the kernels that take rows apart, and of the sum over ranks."""
+"""Cases of matmul, of kernels that work on separate rows, of page copies, and of sums and transfers between ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two
 
 
 def products() -> list[Case]:
-    """Return matmul in each order of its operands, around its tiles and banks."""
+    """Return cases of matmul with each order of its operands, at sizes around its tiles and banks."""
     return [
         by_reference("matmul", "trn1", normal(1, 129, 20), normal(2, 129, 24), True),
         by_reference("matmul", "trn2", normal(1, 130, 200), normal(2, 200, 600)),
@@ -45,7 +45,7 @@ def products() -> list[Case]:
 
 
 def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
-    """Return a case of rmsnorm whose rows are divided over ranks, each share twice on neighbouring ranks."""
+    """Return a case of rmsnorm whose rows are divided over ranks; each part is on two neighbouring ranks."""
     x, weight = normal(4, tokens, ranks * width), normal(5, 1, ranks * width)
     plain = nki_kernels.rmsnorm_reference(x, weight, EPS)
     exact = nki_kernels.rmsnorm_reference(in_float64(x), in_float64(weight), EPS)
@@ -64,7 +64,7 @@ def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
 
 
 def _divided_table(target: str, ranks: int, *options: Any) -> Case:
-    """Return embedding of 129 rows of a table that ranks divide."""
+    """Return a case of embedding 129 tokens from a table whose rows are divided over ranks."""
     table, ids = normal(1, 100 * ranks, 12), np.random.default_rng(2).integers(0, 100 * ranks, (129, 1))
     arguments = (ids.astype(np.int32), table, nl.float32, *options)
     group = ReplicaGroup([list(range(ranks))])
@@ -82,7 +82,7 @@ def _divided_table(target: str, ranks: int, *options: Any) -> Case:
 
 
 def rows() -> list[Case]:
-    """Return embedding, rope and rmsnorm, of 128 rows, one more and two more."""
+    """Return cases of embedding, rope and rmsnorm with 128 rows, one more and two more, and with their options."""
     rng = np.random.default_rng(2)
     table, ids = normal(1, 300, 12), rng.integers(0, 300, (130, 1)).astype(np.int32)
     ids[[0, 129]] = [[299], [0]]
@@ -129,7 +129,7 @@ def rows() -> list[Case]:
 
 
 def _scaled_norms() -> list[Case]:
-    """Return rmsnorm of a sum with a residual that a number multiplies, of few rows and of many."""
+    """Return rmsnorm of the sum of x and a scaled residual, with few rows and with many."""
     scale = np.array([[0.7]], np.float32)
     return [
         by_reference(
@@ -141,7 +141,7 @@ def _scaled_norms() -> list[Case]:
 
 
 def _per_layer_input(target: str, rows: int, hidden: int, width: int, *options: object, dtype: type) -> Case:
-    """Return the case of the second of three layers."""
+    """Return the case of per_layer_input for the second of three layers."""
     gate = normal(2, hidden, width, dtype=BF16, scale=hidden**-0.5)
     x, inputs = normal(1, rows, hidden, dtype=dtype), normal(3, rows, 3 * width, dtype=dtype)
     arguments = (x, gate, inputs, normal(4, width, hidden, dtype=BF16), width)
@@ -149,7 +149,7 @@ def _per_layer_input(target: str, rows: int, hidden: int, width: int, *options: 
 
 
 def gated_inputs() -> list[Case]:
-    """Return per_layer_input of one row, of more than a row tile, and of blocks and banks beyond the first."""
+    """Return cases of per_layer_input with one row, with several tiles of rows, and with several blocks and banks."""
     few = _per_layer_input("trn2", 1, 20, 10, "relu", dtype=np.float32)
     return [
         few,
@@ -161,7 +161,7 @@ def gated_inputs() -> list[Case]:
 
 
 def page_copies() -> list[Case]:
-    """Return cases of copy_pages: a page that is written and read, pieces and rows, several arrays, one array."""
+    """Return cases of copy_pages: a page both written and read, copies in pieces or rows, and one or several arrays."""
     ends = np.int32([[3], [1], [0], [5]]), np.int32([[2], [3], [4], [1]])
     several = by_reference("copy_pages", "trn2", *(normal(seed, 7, 4, 2, 8) for seed in (1, 2)), *ends)
     return [
@@ -178,6 +178,7 @@ def page_copies() -> list[Case]:
 
 
 def _reduced(target: str, group: ReplicaGroup) -> Case:
+    """Return a case of all_reduce over the ranks of each group, of whole numbers."""
     ranks = sum(map(len, group.groups))
     rank_inputs = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
     sums = {
@@ -195,18 +196,19 @@ def _reduced(target: str, group: ReplicaGroup) -> Case:
 
 
 def sums() -> list[Case]:
-    """Return all_reduce over one group, and over two whose ranks are not in order."""
+    """Return all_reduce over one group, and over two groups whose ranks are not in order."""
     groups = [[0, 1]], [[0, 3], [2, 1]]
     return [_reduced(target, ReplicaGroup(group)) for target, group in zip(("trn1", "trn2"), groups)]
 
 
 def passed_on() -> list[Case]:
-    """Return send_receive along a chain, and round a ring of ranks that are not in order."""
+    """Return send_receive along a chain of ranks, and around a ring of ranks that are not in order."""
     chains = [(0, 1), (1, 2)], [(0, 2), (2, 1), (1, 0)]
     return [_passed(target, pairs) for target, pairs in zip(("trn1", "trn2"), chains)]
 
 
 def _passed(target: str, pairs: list[tuple[int, int]]) -> Case:
+    """Return a case of send_receive with these (source, target) pairs of ranks."""
     rank_inputs = [normal(rank, 129, 17) for rank in range(3)]
     source_of = {end: source for source, end in pairs}
 

@@ -1,4 +1,4 @@
-"""Cases of qkv_projection, output_projection and mlp."""
+"""Cases of the kernels qkv_projection, output_projection and mlp."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, arguments_of, by_
 
 
 def _projection(hidden: int, q: int, kv: int, w: Any = np.float32) -> dict[str, Any]:
-    """Return the arguments of qkv_projection beside x."""
+    """Return the arguments of qkv_projection other than x; q and kv are the widths of queries and of keys."""
     weight = weights(3, hidden, q + 2 * kv, w)
     norm = normal(2, 1, hidden, dtype=w)
     return {"norm_weight": norm, "w_qkv": weight, "eps": EPS, "q_size": q, "kv_size": kv}
@@ -23,6 +23,7 @@ def _projection(hidden: int, q: int, kv: int, w: Any = np.float32) -> dict[str, 
 def _qkv(
     target: str, tokens: int, hidden: int, q: int, kv: int, x: Any = np.float32, w: Any = np.float32
 ) -> Case:
+    """Return a case of qkv_projection; x and w are the dtypes of rows and of weights."""
     rows = normal(1, tokens, hidden, dtype=x)
     return by_name("qkv_projection", target, {"x": rows, **_projection(hidden, q, kv, w)})
 
@@ -65,13 +66,17 @@ def _output(
     residual: bool = True,
     **options: Any,
 ) -> Case:
+    """Return a case of output_projection, whose inner dimension `depth` is divided over the ranks."""
     full = {"o": normal(1, tokens, depth), "w_o": weights(2, depth, hidden, w), **options}
     full["residual"] = normal(3, tokens, hidden) if residual else None
     return by_name("output_projection", target, full, _cut(full, ranks, o=1, w_o=0))
 
 
 def _cut(full: Mapping[str, Any], ranks: int, **axes: int) -> list[dict[str, Any]]:
-    """Return what ranks are given in place of whole arguments, some of which are cut along an axis."""
+    """Return each rank's arguments that replace whole ones: arrays cut along the named axes, and the group.
+
+    The list is empty for one rank.
+    """
     if ranks == 1:
         return []
     rank_arguments = {
@@ -102,6 +107,7 @@ def _feed_forward(
 
 
 def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: Any = np.float32) -> Case:
+    """Return a case of mlp, whose intermediate size is divided over the ranks."""
     full = _feed_forward(tokens, hidden, inner, w=w)
     return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
@@ -109,7 +115,7 @@ def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: A
 def _over_sequence(
     kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int, row_gated: bool = False
 ) -> Case:
-    """Return a projection with rows cut over ranks, each of which has `width` columns or rows of weights."""
+    """Return a projection whose rows are divided over ranks, each of which has `width` columns or rows of weights."""
     full = _feed_forward(tokens, hidden, width * ranks)
     axes = {"x": 0}
     if kernel == "qkv_projection":
@@ -141,7 +147,7 @@ def _over_sequence(
 
 
 def _forms() -> list[Case]:
-    """Return forms of mlp and output_projection that no Llama has, in groups of rows, with a shared last block."""
+    """Return forms of mlp and output_projection that Llama models lack: biases, other activations, gates."""
 
     def form(
         target: str,
@@ -194,7 +200,7 @@ def _forms() -> list[Case]:
 
 
 def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> Case:
-    """Return a plain mlp without a norm and without a residual, over ranks."""
+    """Return an ungated mlp without a norm and without a residual, divided over ranks."""
     full = _feed_forward(tokens, hidden, inner) | {"activation": "relu", "residual": False}
     full |= {"w_gate": None, "norm_weight": None}
     return by_name("mlp", target, full, _cut(full, ranks, w_up=1, w_down=0))
@@ -203,19 +209,19 @@ def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> 
 def _row_gated(
     target: str, tokens: int, hidden: int, inner: int, residual: bool = True, ranks: int = 1
 ) -> Case:
-    """Return mlp whose rows have gates."""
+    """Return an mlp whose result is multiplied by a gate per row."""
     full = _feed_forward(tokens, hidden, inner) | {"residual": residual, "row_gate": weights(6, hidden, 1)}
     return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
 
 def _gated_heads(tokens: int) -> dict[str, Any]:
-    """Return arguments of qkv_projection for queries, keys, values, and gates as wide as the queries."""
+    """Return the arguments of qkv_projection with queries, keys, values, and gates as wide as the queries."""
     weight = weights(3, 24, 16 + 8 + 8 + 16)
     return {"x": normal(1, tokens, 24), **_projection(24, 16, 8), "w_qkv": weight, "gate_size": 16}
 
 
 def projections() -> list[Case]:
-    """Return the three kernels around their tiles and banks, on one rank and on two."""
+    """Return cases of the three kernels at sizes around their tiles and banks, on one and on two ranks."""
     return [
         _qkv("trn2", 5, 172, 96, 24, w=BF16),
         _qkv("trn1", 130, 72, 40, 8),

@@ -1,4 +1,4 @@
-"""Cases of the kernels whose state has one size: convolution and scans, with fresh, padded and empty sequences."""
+"""Cases of causal convolution, selective scan and state space duality, with fresh, padded and empty sequences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
 def recurrent() -> list[Case]:
-    """Return every kernel for prompts and for one token of each sequence, around its tiles."""
+    """Return cases of each kernel for prompts and for one token per sequence, at sizes around its tiles."""
     return [*_convolutions(), *_selective_scans(), *_dualities()]
 
 
