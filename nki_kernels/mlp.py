@@ -23,6 +23,10 @@ Arguments:
     residual         compile-time bool: whether x is added
     sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
     row_gate         [H, 1] @ HBM, float32 or bfloat16, the same on every rank; read in x's dtype; or None
+    w_gate_scales, w_up_scales
+                     [1, F] @ HBM, float32: this rank's columns, or None
+    w_down_scales    [1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
+                     weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -38,6 +42,10 @@ Tiling
     those of all ranks, group by group; a reduce-scatter replaces the all-reduce, see `sequence`.
     Each of two cores computes half of the rows. Up to 128 rows, each computes half of F, sends its intermediate to the
     other, and computes half of the columns of y.
+    Weights of 8 bits arrive in half the time, so the start and the end of few rows count twice as much. Up to 64 rows,
+    with RMSNorm or none and no row_gate, take runs (see `norms/runs`): the norm uses all partitions and nothing is
+    transposed. On one rank without b_down, y is computed in groups of 32 or 64 columns of the PE array, see
+    `grouped_product`.
     A last block of 64 columns of F shares the PE array: gate and up are one stationary tile, and the down product
     multiplies two row tiles at once.
 
@@ -54,6 +62,9 @@ Cost
     95 % for T = 1 and 91 % in decode. On two cores 86 to 92 % of half of the floor (H = 8192, F = 896). Bound: the
     Tensor engine from some hundred rows on, below it reading the weights. A sum over 2 ranks adds 4 % to T = 2048
     (H = 8192, F = 896), over 8 ranks 23 %; with rows that are cut 4 and 6 %.
+    With float8_e4m3 weights, on one core in program order, T = 1, 16 and 64 take 1/1.83, 1/1.80 and 1/1.68 of the time
+    of bfloat16 (H = 4096, F = 1792); 1/1.74, 1/1.71 and 1/1.56 (H = 8192, F = 896); 1/1.68, 1/1.63 and 1/1.07
+    (H = 8192, F = 448). From 128 rows on the Tensor engine is the bound, and weights of 8 bits gain nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +83,6 @@ from nki_kernels.projection.feed_forward import (
     FeedForward,
     Weights,
     allocate_intermediate,
-    allocate_row_buffers,
     append_row_scales,
     assign_core_share,
     build_gated_product,
@@ -82,9 +92,11 @@ from nki_kernels.projection.feed_forward import (
     list_chunk_starts,
     list_unit_starts,
     plan_prefetch,
-    prepare_first_group,
+    prepare_rows,
+    takes_runs,
 )
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
+from nki_kernels.projection.grouped_product import load_operands, multiply_in_groups, plan_groups
 from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk
 from nki_kernels.projection.row_groups import (
     count_bytes,
@@ -95,7 +107,7 @@ from nki_kernels.projection.row_groups import (
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, broadcast_row, expect_dims, expect_hidden
-from nki_kernels.weights import WeightMatrix, load_blocks, wrap_matrix
+from nki_kernels.weights import WeightMatrix, check_scales, load_blocks, wrap_matrix
 
 cores = (1, 2)
 
@@ -124,6 +136,9 @@ def mlp(
     residual=True,
     sequence_ranks=1,
     row_gate=None,
+    w_gate_scales=None,
+    w_up_scales=None,
+    w_down_scales=None,
 ):
     """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
 
@@ -136,7 +151,14 @@ def mlp(
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, or if the ranks do not divide the
     rows.
     """
-    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    check_scales("w_gate", w_gate, w_gate_scales)
+    check_scales("w_up", w_up, w_up_scales)
+    check_scales("w_down", w_down, w_down_scales)
+    matrices = (
+        wrap_matrix(w_gate, w_gate_scales),
+        WeightMatrix(w_up, w_up_scales),
+        WeightMatrix(w_down, w_down_scales),
+    )
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, weights, norm)
@@ -153,12 +175,18 @@ def mlp(
 
     # Operands that are loaded once.
     function = activation_function(activation)
-    gated = build_gated_product(weights, core.inner_columns, function, in_runs=False)
+    # Weights of 8 bits arrive in half the time, which the norm of few rows on few partitions would exceed.
+    in_runs = w_down_scales is not None and takes_runs(x, norm, ranks, row_gate is not None)
+    gated = build_gated_product(weights, core.inner_columns, function, in_runs)
     row_norm, bias = None, None
     resident_bytes = 0
-    if norm_weight is not None:
+    if norm_weight is not None and not in_runs:
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
+    scales = None
+    if w_down_scales is not None:
+        scales = w_down_scales[:, first_column:end_column]
+        resident_bytes += count_bytes(scales)
     if b_down is not None:
         bias = broadcast_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
         resident_bytes += count_bytes(bias)
@@ -182,9 +210,13 @@ def mlp(
     gate_column, row_scales = None, None
     if row_gate is not None:
         gate_column, row_scales = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC), []
-    down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales)
+    down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)
 
-    ffn = FeedForward(rows, row_norm, gated, down, core, gate_column, ranks, x.dtype)
+    run_norm = norm if in_runs and norm_weight is not None else None
+    layout = None
+    if in_runs and replica_group is None and b_down is None:
+        layout = plan_groups(x.shape[0], end_column - first_column)
+    ffn = FeedForward(rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, run_norm, layout)
     if group_tiles > 0:
         run_row_groups(ffn, groups)
     else:
@@ -210,8 +242,11 @@ def run_row_groups(ffn, groups):
     rank sum.
     """
     gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
-    buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, count_tile_rows(ranks))
-    prepare_first_group(ffn, groups[0], buffers)
+    buffers = prepare_rows(ffn, groups)
+    if ffn.groups is None:
+        down.load_scales(min(ranks * groups[0].rows, count_tile_rows(ranks)))
+    else:
+        operands = load_operands(down, ffn.groups)
     x, intermediate, intermediates = None, None, None
     for m in range(len(groups) + 1):  # m: row group
         units = list_unit_starts(ffn, groups, m)
@@ -219,7 +254,9 @@ def run_row_groups(ffn, groups):
         chunks = list_chunk_starts(ffn, groups, m - 1)
         prefetch = plan_prefetch(ffn, groups, m + 1, buffers, len(units))
         if m < len(groups):
-            x = buffers.transposed[:, :, 0 : ranks * groups[m].rows]
+            x = buffers.transposed
+            if ffn.groups is None:
+                x = x[:, :, 0 : ranks * groups[m].rows]
             append_row_scales(ffn, x)
             # The down product still reads the intermediate of group m - 1, so group m has a tile of its own.
             intermediate = allocate_intermediate(ffn, x.shape[2])
@@ -234,8 +271,10 @@ def run_row_groups(ffn, groups):
             if issued == len(units):  # x is free: transpose a row tile of group m + 1 before each chunk
                 prefetch.normalise_until(issued, ffn.norm)
                 prefetch.transpose_next(1, buffers)
-            if n < len(chunks):
+            if n < len(chunks) and ffn.groups is None:
                 compute_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
+        if ffn.groups is not None and len(chunks) > 0:
+            multiply_in_groups(down, operands, intermediates, ffn.groups)
         # Where chunks are fewer than row tiles, the remaining ones are transposed here: the next step reads them all.
         prefetch.transpose_next(len(prefetch.tiles), buffers)
         intermediates = [intermediate]
@@ -321,6 +360,9 @@ def mlp_reference(
     residual: bool = True,
     sequence_ranks: int = 1,
     row_gate: np.ndarray | None = None,
+    w_gate_scales: np.ndarray | None = None,
+    w_up_scales: np.ndarray | None = None,
+    w_down_scales: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
 
@@ -338,13 +380,13 @@ def mlp_reference(
     if norm_weight is not None:
         normalised = normalised / np.sqrt((normalised * normalised).mean(axis=-1, keepdims=True) + eps)
         normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
-    inner = normalised @ widened(w_up) + widened_or_zero(b_up)
+    inner = normalised @ widened(w_up, w_up_scales) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
-        gate = normalised @ widened(w_gate) + widened_or_zero(b_gate)
+        gate = normalised @ widened(w_gate, w_gate_scales) + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
-    y = inner @ widened(w_down) + widened_or_zero(b_down)
+    y = inner @ widened(w_down, w_down_scales) + widened_or_zero(b_down)
     if row_gate is not None:
         y = y / (1 + np.exp(-(normalised @ widened(row_gate))))
     return (widened_or_zero(x if residual else None) + y).astype(x.dtype)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 
-def widened(array: np.ndarray) -> np.ndarray:
-    """Return an array in float32, as the engines compute; a float64 array is returned as it is."""
-    return array.astype(np.result_type(array.dtype, np.float32), copy=False)
+def widened(array: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
+    """Return an array in float32, as the engines compute; a float64 array is returned as it is.
+
+    scales: factors of the last axis, such as those of a weight's columns; None to multiply nothing.
+    """
+    wide = array.astype(np.result_type(array.dtype, np.float32), copy=False)
+    return wide if scales is None else wide * scales
 
 
 def widened_or_zero(array: np.ndarray | None) -> np.ndarray | float:

@@ -225,6 +225,21 @@ def broadcast_row(row, rows, dtype, offset):
     return repeated
 
 
+def shuffle_row(row, rows):
+    """Return a new float32 SBUF tile [rows, n] with a float32 row [1, n] of HBM on every partition.
+
+    The Vector engine copies the row within quadrants of 32 partitions. The Tensor engine, which `broadcast_row`
+    uses, would take four passes over float32 rows.
+    """
+    tile = load(row, row.dtype)
+    repeated = nl.ndarray((rows, row.shape[1]), dtype=row.dtype, buffer=nl.sbuf)
+    quadrant = PARTITIONS // 4
+    for first in range(0, rows, quadrant):
+        end = min(rows, first + quadrant)
+        nisa.nc_stream_shuffle(dst=repeated[first:end, :], src=tile, shuffle_mask=[0] * quadrant)
+    return repeated
+
+
 def transpose_rows(transposed, first_row, tile, vector_share=0):
     """Transpose an SBUF tile [row, n] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
@@ -255,14 +270,23 @@ def transpose_rows(transposed, first_row, tile, vector_share=0):
         copy_bank(transposed[0:short, full, first_row:end_row], bank, copies, vector_share)
 
 
-def copy_bank(dst, bank, index, vector_share, row_scale=None):
+def copy_bank(dst, bank, index, vector_share, row_scale=None, column_scales=None):
     """Copy a PSUM tile to `dst` in SBUF, in dst's dtype, its rows times `row_scale`, a float32 column, if there is one.
+
+    column_scales: float32 tile of the bank's shape in SBUF that multiplies its elements, or None. With it the
+    Vector engine copies, because no other engine reads PSUM and multiplies two tiles.
 
     index: number of the bank among those that are copied one after the other. The Vector engine copies if it
     is a multiple of `vector_share`, else the Scalar engine; with `vector_share` 0 the Scalar engine copies
     all.
     """
-    if vector_share == 0 or index % vector_share != 0:
+    if column_scales is not None and row_scale is not None:
+        nisa.scalar_tensor_tensor(
+            dst=dst, data=bank, op0=nl.multiply, operand0=row_scale, op1=nl.multiply, operand1=column_scales
+        )
+    elif column_scales is not None:
+        nisa.tensor_tensor(dst=dst, data1=bank, data2=column_scales, op=nl.multiply)
+    elif vector_share == 0 or index % vector_share != 0:
         nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if row_scale is None else row_scale)
     elif row_scale is None:
         nisa.tensor_copy(dst=dst, src=bank)

@@ -5,8 +5,10 @@ lies on partition k % 128, in block k // 128. In *runs* it lies on partition k /
 hidden states of a decode step do. The weight of one expert is loaded out of a stack [E, K, N], in runs or as
 up to 128 of its rows, [row, column].
 
-Kernels pass the record `WeightMatrix` on and read no field of it but the shape of its elements. A number
-format with scales adds them to the record, and applies them in `convert`.
+Kernels pass the record `WeightMatrix` on. A weight of 8 bits is stored as elements and scales, one for each
+column: element [k, n] stands for elements[k, n] * scales[n]. Products take the elements alone, and the kernel
+multiplies their sums by the scales as they leave PSUM. Elements of fp8 go to the Tensor engine as they are
+where the rows have 16 bits; other elements are converted to the rows' dtype, which is exact.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 
 @dataclass
 class WeightMatrix(nl.NKIObject):
-    """A weight [K, N] @ HBM, a part of one, or a stack [E, K, N] with a weight for each expert."""
+    """A weight [K, N] @ HBM, a part of one, or a stack [E, K, N] with a weight for each expert.
+
+    scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; None for a plain
+    weight.
+    """
 
     elements: nl.NkiTensor
+    scales: nl.NkiTensor | None = None
 
     def submatrix(self, rows, columns):
         """Return the WeightMatrix with rows (first, end) and columns (first, end) of this one, a view in HBM."""
-        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])
+        scales = None if self.scales is None else self.scales[:, columns[0] : columns[1]]
+        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]], scales)
 
 
 @dataclass
@@ -49,9 +57,34 @@ def select_columns(weight, first, end):
     return None if weight is None else weight.submatrix((0, weight.elements.shape[0]), (first, end))
 
 
-def wrap_matrix(elements):
-    """Return a WeightMatrix of an array [K, N] @ HBM; None for None."""
-    return None if elements is None else WeightMatrix(elements)
+def wrap_matrix(elements, scales=None):
+    """Return a WeightMatrix of an array [K, N] and its scales [1, N] or None, both @ HBM; None for None."""
+    return None if elements is None else WeightMatrix(elements, scales)
+
+
+def check_scales(name, elements, scales):
+    """Refuse scales of a weight [K, N] that are not float32 [1, N]; None is accepted for both."""
+    if scales is not None:
+        assert elements is not None, f"{name}_scales is given without {name}; leave it out"
+        assert scales.shape == (1, elements.shape[1]) and scales.dtype == nl.float32, (
+            f"{name}_scales is float32 [1, {elements.shape[1]}], one for each column of {name}, "
+            f"not {scales.dtype} {scales.shape}"
+        )
+
+
+def choose_operand_dtype(weights, dtype):
+    """Return the dtype in which a product with rows of `dtype` takes the elements of a list of WeightMatrix.
+
+    It is that of the elements if they have fp8 in common and the rows have 16 bits: the Tensor engine pairs
+    these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert to it.
+    """
+    elements = weights[0].elements.dtype
+    if dtype == nl.float32 or (elements != nl.float8_e4m3 and elements != nl.float8_e5m2):
+        return dtype
+    for weight in weights:
+        if weight.elements.dtype != elements:
+            return dtype
+    return elements
 
 
 def is_plain(weight, dtype):
@@ -62,7 +95,7 @@ def is_plain(weight, dtype):
 def convert(dst, elements, weight):
     """Write loaded elements of a weight to `dst` in dst's dtype; both are SBUF tiles of one shape.
 
-    weight: the WeightMatrix they come from. A number format with scales applies its scales here.
+    weight: the WeightMatrix they come from. Its scales are not applied: products apply them to their sums.
     """
     nisa.tensor_copy(dst=dst, src=elements)
 

@@ -57,7 +57,7 @@ def compute_reciprocal_roots(tile, hidden, norm):
     )
 
 
-def normalise_runs(tile, hidden, norm, weight):
+def normalise_runs(tile, hidden, norm, weight, normalised=None):
     """Return the RMSNorm of hidden states, tile * weight / rms of the row, as [partition, C, row] in SBUF.
 
     Args:
@@ -65,13 +65,15 @@ def normalise_runs(tile, hidden, norm, weight):
         hidden: H, elements of a row.
         norm: `Norm`, of which eps is used.
         weight: [partition, C] float32 in SBUF, in the layout of the tile.
+        normalised: SBUF tile for the result, or None for a new one.
     """
     height, rows, count = tile.shape
     weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)
     nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
     roots = compute_reciprocal_roots(tile, hidden, norm)[0]
-    normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    if normalised is None:
+        normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
     scale = roots[0:height, :].expand_dim(1).broadcast(1, count)
     nisa.tensor_tensor(dst=normalised, data1=weighted, data2=scale, op=nl.multiply)
     return normalised

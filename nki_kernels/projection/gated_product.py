@@ -20,9 +20,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import STATIC
+from nki_kernels.norms.blocks import load_column
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
-from nki_kernels.weights import load_blocks_into, load_runs_into, select_columns
+from nki_kernels.weights import choose_operand_dtype, load_blocks_into, load_runs_into, select_columns
 
 UNIT_COLUMNS = 2048
 """The most columns of each weight that are multiplied at a time."""
@@ -35,14 +36,15 @@ PIECE_ELEMENTS = 1024
 class GatedProduct(nl.NKIObject):
     """What all units of the product share.
 
-    weights: the WeightMatrix [hidden, inner] of gate and the one of up, or that of up alone. biases: those of
-    gate and up as `load_bias_columns` returns them, each maybe None. activation: function of the Scalar engine.
-    in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
+    weights: the WeightMatrix [hidden, inner] of gate and the one of up, or that of up alone. biases, scales:
+    those of gate and up as `load_bias_columns` returns them, each maybe None. activation: function of the Scalar
+    engine. in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
     contraction. inner: columns of the intermediate.
     """
 
     weights: list
     biases: list
+    scales: list
     activation: object
     in_runs: bool
     hidden: int
@@ -143,12 +145,13 @@ def accumulate(unit, product, x, planned_loads):
     """
     rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
     sides = len(product.weights)
+    operand_dtype = choose_operand_dtype(product.weights, x.dtype)
     blocks_per_piece = max(1, PIECE_ELEMENTS // width)
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
         shape = (min(hidden, PARTITIONS), sides, end_block - first_block, width)
-        piece = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+        piece = nl.ndarray(shape, dtype=operand_dtype, buffer=nl.sbuf)
         load_piece(piece, unit, product, first_block)
         loaded_rows = min(hidden, end_block * PARTITIONS)
         due = blocks(len(planned_loads) * loaded_rows, hidden)  # as great a part of them as of the weights
@@ -200,17 +203,20 @@ def load_piece(piece, unit, product, first_block):
 def activate_bank(intermediate, unit, bank, product):
     """Write activation(gate + bias) * (up + bias) of one bank to `intermediate`; without a gate, activation(up + bias).
 
-    One instruction takes all full blocks of the bank if there is no bias, which differs from block to block.
+    gate and up are the sums times their scales. One instruction takes all full blocks of the bank if there are
+    neither biases nor scales, which differ from block to block.
 
     Args:
         intermediate: SBUF tile [f in block, block, row] with all columns of the product.
         unit: GatedUnit with the sums.
         bank: index in the unit's list of banks of each weight.
-        product: GatedProduct with activation and biases.
+        product: GatedProduct with activation, biases and scales.
     """
     rows, inner = intermediate.shape[2], product.inner
-    gate_bias, up_bias = product.biases
-    full = inner // PARTITIONS if gate_bias is None and up_bias is None else 0
+    full = inner // PARTITIONS
+    for side in range(2):  # gate, up
+        if product.biases[side] is not None or product.scales[side] is not None:
+            full = 0
     first = unit.first_column // PARTITIONS + bank * unit.blocks_per_bank
     last = min(blocks(unit.first_column + unit.full_width), first + unit.blocks_per_bank)
     block = first
@@ -224,13 +230,10 @@ def activate_bank(intermediate, unit, bank, product):
             # The Vector engine reads at most one operand from PSUM, so the gate goes to SBUF, still in float32.
             gate = nl.ndarray((used, count * rows), dtype=nl.float32, buffer=nl.sbuf)
             gate_sums = unit.banks[0][bank][0:used, columns]
-            bias = select_bias(gate_bias, 0, used, block)
-            nisa.activation(dst=gate, op=product.activation, data=gate_sums, bias=bias)
-            add_and_multiply(dst, up, select_bias(up_bias, 0, used, block), gate)
+            activate(gate, gate_sums, product, 0, 0, block)
+            scale_and_multiply(dst, up, gate, product, 0, block)
         else:
-            nisa.activation(
-                dst=dst, op=product.activation, data=up, bias=select_bias(up_bias, 0, used, block)
-            )
+            activate(dst, up, product, 1, 0, block)
         block += count
 
 
@@ -243,63 +246,83 @@ def activate_packed_bank(intermediate, packed_bank, product):
     """
     half = packed_bank.shape[0] // 2
     block = product.inner // PARTITIONS
-    gate_bias, up_bias = product.biases
     gate = nl.ndarray(packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)[half : 2 * half, :]
-    bias = select_bias(gate_bias, 0, half, block)
-    nisa.activation(dst=gate, op=product.activation, data=packed_bank[0:half, :], bias=bias)
+    activate(gate, packed_bank[0:half, :], product, 0, 0, block)
     # The down product multiplies a tail of 64 rows for two accumulators at once, each in half of the array's rows.
     copies = 2 if intermediate.shape[0] == 2 * half else 1
     for copy in range(copies):
         dst = intermediate[copy * half : (copy + 1) * half, block, :]
-        add_and_multiply(dst, packed_bank[half : 2 * half, :], select_bias(up_bias, half, half, block), gate)
+        scale_and_multiply(dst, packed_bank[half : 2 * half, :], gate, product, half, block)
 
 
-def select_bias(bias, first_partition, count, block):
-    """Return a view [count, 1] of block `block` of bias columns, from `first_partition` on; None if `bias` is None.
+def select_column(columns, first_partition, count, block):
+    """Return a view [count, 1] of block `block` of bias or scale columns, from `first_partition` on; None for None.
 
-    bias: [f in block, block], as `load_bias_columns` returns it.
+    columns: [f in block, block], as `load_bias_columns` returns them.
     """
-    return None if bias is None else bias[first_partition : first_partition + count, block : block + 1]
+    return None if columns is None else columns[first_partition : first_partition + count, block : block + 1]
 
 
-def add_and_multiply(dst, sums, bias, gate):
-    """Write (sums + bias) * gate to `dst` on the Vector engine.
+def activate(dst, sums, product, side, first_partition, block):
+    """Write activation(sums * scale + bias) of one block of the intermediate to `dst`, on the Scalar engine.
 
-    sums: PSUM tile [f in block, row]. bias: float32 column [f in block, 1], or None. gate: SBUF tile.
+    Args:
+        dst: SBUF tile [f in block, row].
+        sums: PSUM tile of the same shape.
+        product: GatedProduct with activation, biases and scales.
+        side: whose bias and scale are taken, 0: gate's, 1: up's.
+        first_partition: partition of the bias and scale columns where those of the first sum lie.
+        block: index of the block among all blocks of the intermediate.
     """
-    if bias is None:
+    count = sums.shape[0]
+    bias = select_column(product.biases[side], first_partition, count, block)
+    scale = select_column(product.scales[side], first_partition, count, block)
+    nisa.activation(
+        dst=dst, op=product.activation, data=sums, bias=bias, scale=1.0 if scale is None else scale
+    )
+
+
+def scale_and_multiply(dst, sums, gate, product, first_partition, block):
+    """Write (sums * scale + bias) * gate of one block of the intermediate to `dst`, on the Vector engine.
+
+    Scale and bias are up's. sums: PSUM tile [f in block, row]. gate: SBUF tile of the same shape. The other
+    arguments are those of `activate`.
+    """
+    count = sums.shape[0]
+    bias = select_column(product.biases[1], first_partition, count, block)
+    scale = select_column(product.scales[1], first_partition, count, block)
+    if bias is None and scale is None:
         nisa.tensor_tensor(dst=dst, data1=sums, data2=gate, op=nl.multiply)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=sums, op0=nl.add, operand0=bias, op1=nl.multiply, operand1=gate
-        )
+        return
+    if bias is not None and scale is not None:
+        # One instruction takes two operands besides its data, so scale and bias come first.
+        biased = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=biased, data=sums, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=bias)
+        nisa.tensor_tensor(dst=dst, data1=biased, data2=gate, op=nl.multiply)
+        return
+    operation, column = (nl.add, bias) if scale is None else (nl.multiply, scale)
+    nisa.scalar_tensor_tensor(
+        dst=dst, data=sums, op0=operation, operand0=column, op1=nl.multiply, operand1=gate
+    )
 
 
-def load_bias_columns(bias):
-    """Load a bias [1, F] from HBM into a new float32 SBUF tile [f in block, block]; return None for None.
+def load_bias_columns(row):
+    """Load a row [1, F] of biases or scales from HBM into a new float32 SBUF tile [f in block, block]; None for None.
 
     A short last block of 32 or 64 columns is there twice: on the first partitions, and again right behind
     them, where the sums of up lie in a packed bank.
     """
-    if bias is None:
+    if row is None:
         return None
-    columns = bias.shape[1]
-    full = columns // PARTITIONS
-    short = columns - full * PARTITIONS
-    packed = count_packed_columns(columns)
-    raw = nl.ndarray((min(PARTITIONS, columns), blocks(columns)), dtype=bias.dtype, buffer=nl.sbuf)
-    if packed > 0:
-        raw = nl.ndarray((PARTITIONS, blocks(columns)), dtype=bias.dtype, buffer=nl.sbuf)
-    result = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
-    if full > 0:
-        source = bias[0, 0 : full * PARTITIONS].reshape((full, PARTITIONS)).permute((1, 0))
-        nisa.dma_copy(dst=raw[:, 0:full], src=source)
-        nisa.tensor_copy(dst=result[:, 0:full], src=raw[:, 0:full])
-    if short > 0:
-        source = bias[0:1, full * PARTITIONS : columns].permute((1, 0))
-        nisa.dma_copy(dst=raw[0:short, full : full + 1], src=source)
-        nisa.tensor_copy(dst=result[0:short, full : full + 1], src=raw[0:short, full : full + 1])
-    if packed > 0:
-        # Up sums of a packed block lie on the upper partitions of their bank, so its bias must lie there too.
-        nisa.tensor_copy(dst=result[packed : 2 * packed, full : full + 1], src=raw[0:packed, full : full + 1])
-    return result
+    columns = load_column(row, 0.0, False)
+    packed = count_packed_columns(row.shape[1])
+    if packed == 0:
+        return columns
+    height, count = columns.shape
+    tall = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tall[0:height, :], src=columns)
+    # Up sums of a packed block lie on the upper partitions of their bank, so its bias must lie there too.
+    nisa.tensor_copy(
+        dst=tall[packed : 2 * packed, count - 1 : count], src=columns[0:packed, count - 1 : count]
+    )
+    return tall

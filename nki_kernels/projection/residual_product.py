@@ -1,6 +1,6 @@
 """The last product of output_projection and mlp: rows times a weight, summed over ranks, plus the residual.
 
-    y[first …] = residual[first …] + sum over ranks of row_scale * (x @ weight) + bias
+    y[first …] = residual[first …] + sum over ranks of row_scale * column_scales * (x @ weight) + bias
 
 x in SBUF, as K blocks [k in block, block, row], is stationary. The weight moves; it streams through SBUF or
 stays there. A *chunk* is some rows and columns of y. It accumulates in half of the PSUM banks while the chunk
@@ -20,10 +20,19 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import store_rows_from
+from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.sums import OutputChunk, RankSum
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, copy_bank
-from nki_kernels.weights import load_blocks, load_blocks_into, select_columns
+from nki_kernels.tiles import (
+    ACCUMULATOR_BANKS,
+    BANK,
+    PARTITIONS,
+    blocks,
+    broadcast_row,
+    copy_bank,
+    shuffle_row,
+)
+from nki_kernels.weights import choose_operand_dtype, load_blocks, load_blocks_into, select_columns
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
@@ -56,7 +65,9 @@ class ResidualProduct(nl.NKIObject):
     y: [T, N] @ HBM. residual: the same shape @ HBM, or None. weight: MovingWeight. bias: [row, N] in SBUF,
     the same on every row, or None. rank_sum: the sum over ranks. residual_tile: [row, 1, N] in SBUF if the
     residual is there already, else None. row_scales: float32 columns [row, 1] in SBUF that multiply the rows
-    of a row tile, one for each row tile so far; None to multiply nothing.
+    of a row tile, one for each row tile so far; None to multiply nothing. scales: [1, N] float32 @ HBM, those of
+    the weight's columns; None for a plain weight. column_scales: [row, N] in SBUF with the scales on every row
+    once `load_scales` has run; None before, and for a plain weight.
     """
 
     y: nl.NkiTensor
@@ -66,6 +77,20 @@ class ResidualProduct(nl.NKIObject):
     rank_sum: RankSum
     residual_tile: nl.NkiTensor | None = None
     row_scales: list | None = None
+    scales: nl.NkiTensor | None = None
+    column_scales: nl.NkiTensor | None = None
+
+    def load_scales(self, rows):
+        """Load the scales, if there are any, onto `rows` partitions; do nothing if they are in SBUF already.
+
+        The Vector engine copies a row to few partitions, the Tensor engine to many.
+        """
+        if self.scales is None or self.column_scales is not None:
+            return
+        if rows > PARTITIONS // 2:
+            self.column_scales = broadcast_row(self.scales, rows, nl.float32, 0.0)
+        else:
+            self.column_scales = shuffle_row(self.scales, rows)
 
     def keep_residual(self, tile):
         """Add the residual from an SBUF tile [row, 1, N] from now on, instead of loading it from HBM."""
@@ -124,7 +149,8 @@ def compute_chunk(product, x_parts, first_row, first_column):
     rows = x_parts[0].shape[2]
     chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
-    accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks))
+    group_width = PARTITIONS if product.scales is None else choose_group_width(rows)
+    accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
     for index in range(len(x_parts)):
         x = x_parts[index]
         k_blocks = blocks(weight.matrices[index].elements.shape[0])
@@ -134,7 +160,10 @@ def compute_chunk(product, x_parts, first_row, first_column):
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
             if rank_sum.replica_group is None:
                 chunk.load_residual(rank_sum.sequence_ranks)
-            accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
+            if group_width < PARTITIONS:
+                accumulate_in_groups(accumulators, x, piece, index > 0, group_width)
+            else:
+                accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
     if rank_sum.replica_group is None:
         shape = (min(rows, PARTITIONS), blocks(rows), width)
         result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
@@ -163,25 +192,34 @@ def view_chunk(product, rows, first_row, first_column):
         None if residual_tile is None else residual_tile[:, :, first_column:end_column],
         None if product.bias is None else product.bias[:, first_column:end_column],
         None if row_scales is None else row_scales[first_row // count_rows_per_rank(ranks) :],
+        None if product.column_scales is None else product.column_scales[:, first_column:end_column],
     )
 
 
-def allocate_accumulators(rows, width, height):
-    """Return Accumulators for `rows` rows and `width` columns: for each row tile one PSUM bank for every 512 columns.
+def allocate_accumulators(rows, width, height, group_width=PARTITIONS):
+    """Return Accumulators for `rows` rows and `width` columns: for each row tile one for every 512 columns.
 
-    height: rows of a full row tile. The list is ordered by row tile.
+    Accumulators have a PSUM bank each. With a group width below 128 the rows are one row tile, and accumulators
+    for as many groups of columns of the PE array as there are share a bank, where each begins on the partition
+    of its group. height: rows of a full row tile. The list is ordered by row tile.
     """
     accumulators = []
     for m in range(blocks(rows, height)):  # m: row tile
         for column in range(0, width, BANK):
-            shape = (min(height, rows - m * height), min(BANK, width - column))
-            bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-            accumulators.append(Accumulator(bank, m, m * height, column))
+            first = column // BANK * group_width % PARTITIONS
+            tile_rows = min(height, rows - m * height)
+            if first == 0:
+                partitions = PARTITIONS if group_width < PARTITIONS else tile_rows
+                bank = nl.ndarray((partitions, min(BANK, width - column)), dtype=nl.float32, buffer=nl.psum)
+            view = bank[first : first + tile_rows, 0 : min(BANK, width - column)]
+            accumulators.append(Accumulator(view, m, m * height, column))
     return accumulators
 
 
 def load_piece(matrix, weight, first_block, count, columns, x):
-    """Return a WeightPiece: `count` K blocks from `first_block` on of columns (first, end) of a matrix, in x's dtype.
+    """Return a WeightPiece: `count` K blocks from `first_block` on of columns (first, end) of a matrix.
+
+    Its dtype is the one in which products with x take the weight.
 
     The blocks are loaded into a new SBUF tile, or taken from the resident tiles of the weight. If the weight
     has its tail in both halves, a last block of 64 rows is loaded to both halves of the partitions.
@@ -196,7 +234,7 @@ def load_piece(matrix, weight, first_block, count, columns, x):
     if weight.resident_tiles is not None:
         return WeightPiece(load_resident_columns(weight, first, last, x.dtype), first_block, end - start)
     shape = (x.shape[0], blocks(end - start), last - first)
-    tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray(shape, dtype=choose_operand_dtype([matrix], x.dtype), buffer=nl.sbuf)
     load_blocks_into(tile, matrix.submatrix((start, end), columns), STATIC)
     if weight.tail_in_both_halves and end == depth:
         # Every second accumulator multiplies the tail in the upper half of the array, so its rows lie there as well.
@@ -217,7 +255,8 @@ def load_resident_columns(weight, first, last, dtype):
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for start in range(len(tiles) * width, last, width):
         end = min(all_columns, start + width)
-        tiles.append(load_blocks(select_columns(matrix, start, end), dtype, STATIC))
+        columns = select_columns(matrix, start, end)
+        tiles.append(load_blocks(columns, choose_operand_dtype([matrix], dtype), STATIC))
     return tiles[first // width : blocks(last, width)]
 
 
@@ -268,6 +307,26 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
                 )
 
 
+def accumulate_in_groups(accumulators, x, piece, add, group_width):
+    """Add the product of few rows x and a piece of the weight to the accumulators of a chunk, in PSUM.
+
+    Accumulators take groups of `group_width` columns of the PE array in turn. The matmuls of different groups
+    follow each other, so that they run at the same time. The other arguments are those of `accumulate`.
+    """
+    for k in range(blocks(piece.rows)):  # k: K block of the piece
+        used = min(PARTITIONS, piece.rows - k * PARTITIONS)
+        for i in range(len(accumulators)):
+            stationary, moving = select_operands(accumulators[i], x, piece)
+            nisa.nc_matmul(
+                dst=accumulators[i].bank,
+                stationary=stationary[0:used, piece.first_block + k, :],
+                moving=moving[0:used, k, :],
+                accumulate=add or piece.first_block + k > 0,
+                tile_position=(0, i * group_width % PARTITIONS),
+                tile_size=(PARTITIONS, group_width),
+            )
+
+
 def select_operands(accumulator, x, piece):
     """Return views (stationary, moving) of an accumulator's rows of x and of its columns of a weight piece.
 
@@ -282,10 +341,10 @@ def select_operands(accumulator, x, piece):
 
 
 def add_residual(result, accumulators, chunk):
-    """Write accumulators * row scale + residual + bias to `result`, an SBUF tile [row in tile, row tile, column].
+    """Write accumulators * scales + residual + bias to `result`, an SBUF tile [row in tile, row tile, column].
 
-    chunk: OutputChunk with the row scales, the residual in SBUF and the bias; those that are None are left
-    out. With both residual and bias, chunk.residual_tile is overwritten with their sum.
+    chunk: OutputChunk with the scales of rows and columns, the residual in SBUF and the bias; those that are
+    None are left out. With both residual and bias, chunk.residual_tile is overwritten with their sum.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the
     others to SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector
@@ -300,8 +359,9 @@ def add_residual(result, accumulators, chunk):
         from_last = len(accumulators) - 1 - i
         dst = result[0:rows, m, start : start + columns]
         row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
+        column_scales = chunk.select_column_scales(rows, start, columns)
         if chunk.residual_tile is None and chunk.bias is None:
-            copy_bank(dst, bank, from_last, vector_share, row_scale)
+            copy_bank(dst, bank, from_last, vector_share, row_scale, column_scales)
             continue
         addend = None if chunk.bias is None else chunk.bias[0:rows, start : start + columns]
         if chunk.residual_tile is not None:
@@ -310,11 +370,12 @@ def add_residual(result, accumulators, chunk):
                 # The bias joins the residual in SBUF, so that one instruction empties a PSUM bank.
                 nisa.tensor_tensor(dst=residual, data1=residual, data2=addend, op=nl.add)
             addend = residual
-        if from_last % vector_share != 0:
+        if from_last % vector_share != 0 or column_scales is not None:
             # GpSimd reads no PSUM; the copy for it stays in float32, so that only the addition rounds.
             copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-            copy_bank(copied, bank, i, 0, row_scale)
-            nisa.tensor_tensor(dst=dst, data1=copied, data2=addend, op=nl.add, engine=nisa.engine.gpsimd)
+            copy_bank(copied, bank, i, 0, row_scale, column_scales)
+            engine = nisa.engine.vector if vector_share == 1 else nisa.engine.gpsimd
+            nisa.tensor_tensor(dst=dst, data1=copied, data2=addend, op=nl.add, engine=engine)
         elif row_scale is None:
             nisa.tensor_tensor(dst=dst, data1=bank, data2=addend, op=nl.add)
         else:

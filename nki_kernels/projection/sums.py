@@ -40,6 +40,7 @@ class OutputChunk(nl.NKIObject):
     residual: the same rows and columns @ HBM, or None. residual_tile: the residual in SBUF, [row in tile, row
     tile, column]; None if there is none, or until it is loaded. bias: [row, column] in SBUF, or None.
     row_scales: for each row tile a float32 column [row, 1] in SBUF that multiplies its rows, or None.
+    column_scales: float32 [row, column] in SBUF that multiplies the product, equal rows, or None.
     partial: this rank's rounded product in SBUF, [row in tile, row tile, column]; None before the product and
     once its sum is started. total: the sum of partial over the ranks in SBUF, in the same layout. One rank
     alone leaves partial and total None.
@@ -51,6 +52,7 @@ class OutputChunk(nl.NKIObject):
     residual_tile: nl.NkiTensor | None
     bias: nl.NkiTensor | None
     row_scales: list | None
+    column_scales: nl.NkiTensor | None
     partial: nl.NkiTensor | None = None
     total: nl.NkiTensor | None = None
 
@@ -71,7 +73,7 @@ class OutputChunk(nl.NKIObject):
     def round_partial_sums(self, accumulators, ranks):
         """Copy PSUM accumulators to a new SBUF tile `partial`, rounded to y's dtype; allocate `total` for their sum.
 
-        Rows are multiplied by `row_scales`, if there are any.
+        They are multiplied by `row_scales` and `column_scales`, if there are any.
 
         Args:
             accumulators: Accumulators that cover the chunk, ordered by row tile.
@@ -87,7 +89,13 @@ class OutputChunk(nl.NKIObject):
             rows, columns = bank.shape
             start = accumulators[i].first_column
             row_scale = None if self.row_scales is None else self.row_scales[m]
-            copy_bank(self.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
+            column_scales = self.select_column_scales(rows, start, columns)
+            dst = self.partial[0:rows, m, start : start + columns]
+            copy_bank(dst, bank, i, VECTOR_SHARE, row_scale, column_scales)
+
+    def select_column_scales(self, rows, start, columns):
+        """Return a view [rows, columns] of `column_scales` from column `start` of the chunk on; None without scales."""
+        return None if self.column_scales is None else self.column_scales[0:rows, start : start + columns]
 
     def start_sum(self, replica_group, ranks):
         """Issue the collectives that sum `partial` over the ranks into `total`, both in SBUF; set `partial` to None.

@@ -449,15 +449,11 @@ def test_it_generates_the_tokens_of_its_widened_weights(
 READ_BY_KERNELS = replace(
     WEIGHT_FORMAT,
     files={
-        _FORMAT: WEIGHT_FORMAT.files[_FORMAT]
-        .replace(
-            '    """Element [i, j] stands for element * scale[i]."""\n',
-            '    """Element [i, j] stands for element * scale[i]."""\n\n'
-            "    kernel_tensors: ClassVar[tuple[str, ...]] = (ELEMENTS, SCALES)\n",
-        )
-        .replace(
-            "from dataclasses import dataclass\n",
-            "from dataclasses import dataclass\nfrom typing import ClassVar\n",
+        _FORMAT: WEIGHT_FORMAT.files[_FORMAT].replace(
+            "    @classmethod\n    def from_config(",
+            "    @property\n    def kernel_tensors(self) -> tuple[str, ...]:\n"
+            '        """Elements and scales."""\n        return ELEMENTS, SCALES\n\n'
+            "    @classmethod\n    def from_config(",
         ),
         _FORMAT_TEST: WEIGHT_FORMAT.files[_FORMAT_TEST]
         .replace("import json\n", "import dataclasses\nimport json\n")
@@ -493,46 +489,6 @@ def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ran
         "tests/contract/test_imports.py",
         "tests/kernels/test_feed_forward.py",
     ),
-    edits={
-        **WEIGHT_FORMAT.edits,
-        "nki_kernels/weights.py": (
-            "    elements: nl.NkiTensor\n",
-            "    elements: nl.NkiTensor\n    scales: nl.NkiTensor | None = None\n",
-            "        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])\n",
-            "        scales = None if self.scales is None else self.scales[:, columns[0] : columns[1]]\n"
-            "        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]], scales)\n",
-            "    nisa.tensor_copy(dst=dst, src=elements)\n",
-            "    if weight.scales is None:\n"
-            "        nisa.tensor_copy(dst=dst, src=elements)\n"
-            "        return\n"
-            "    factors = load_repeated(weight.scales, dst.shape[0])\n"
-            "    if len(dst.shape) == 3:\n"
-            "        factors = factors.expand_dim(1).broadcast(1, dst.shape[1])\n"
-            "    nisa.tensor_tensor(dst=dst, data1=elements, data2=factors, op=nl.multiply)\n",
-            "import PARTITIONS, blocks, count_block_partitions\n",
-            "import PARTITIONS, blocks, count_block_partitions, load_repeated\n",
-        ),
-        "nki_kernels/mlp.py": (
-            "    row_gate=None,\n):\n",
-            "    row_gate=None,\n    w_gate_scales=None,\n    w_up_scales=None,\n    w_down_scales=None,\n):\n",
-            "    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))\n",
-            "    gate = None if w_gate is None else WeightMatrix(w_gate, w_gate_scales)\n"
-            "    matrices = (gate, WeightMatrix(w_up, w_up_scales), WeightMatrix(w_down, w_down_scales))\n",
-            "    row_gate: np.ndarray | None = None,\n) -> np.ndarray:\n",
-            "    row_gate: np.ndarray | None = None,\n"
-            "    w_gate_scales: np.ndarray | None = None,\n"
-            "    w_up_scales: np.ndarray | None = None,\n"
-            "    w_down_scales: np.ndarray | None = None,\n"
-            ") -> np.ndarray:\n",
-            "    normalised = widened(x)\n",
-            "    if w_up_scales is not None:\n"
-            "        w_up, w_down = w_up * w_up_scales, w_down * w_down_scales\n"
-            "        w_gate = None if w_gate is None else w_gate * w_gate_scales\n"
-            "    normalised = widened(x)\n",
-            "from nki_kernels.weights import WeightMatrix, load_blocks, wrap_matrix\n",
-            "from nki_kernels.weights import WeightMatrix, load_blocks\n",
-        ),
-    },
 )
 
 CACHE_FORMAT = Addition(

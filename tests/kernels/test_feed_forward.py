@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -222,6 +223,101 @@ class TestMlp(KernelTests):
                     for tokens in (6, 258)
                     for row_gate in (False, True)
                 )
+            ),
+        ],
+    )
+
+
+FP8, INT8 = np.dtype(ml_dtypes.float8_e4m3), np.dtype(np.int8)
+QUANTISED = ("w_gate", "w_up", "w_down")
+
+
+def quantise(weight: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return elements whose largest magnitude in each column is that of their dtype, and scales [1, N]."""
+    largest = 240 if elements == FP8 else 127
+    scales = (np.abs(weight).max(axis=0, keepdims=True) / largest).astype(F32)
+    quotients = weight / scales
+    return (quotients if elements == FP8 else np.rint(quotients)).astype(elements), scales
+
+
+def quantised_block(
+    tokens: int = 3,
+    hidden: int = 24,
+    inner: int = 40,
+    dtype: Any = BF16,
+    elements: Any = FP8,
+    w_gate: bool = True,
+    biases: bool = False,
+    norm_weight: bool = True,
+    norm_bias: bool = False,
+    row_gate: bool = False,
+) -> tuple[Any, ...]:
+    """Return the arguments of a block whose matrices have 8 bits; `elements` is their dtype."""
+    plain = block(tokens, hidden, inner, dtype, F32, w_gate, biases, norm_weight, norm_bias, row_gate)
+    arguments = named(kernels.mlp, plain)
+    for name in QUANTISED:
+        if arguments[name] is not None:
+            arguments[name], arguments[f"{name}_scales"] = quantise(arguments[name], elements)
+    for name, argument in arguments.items():
+        if isinstance(argument, np.ndarray) and argument.shape[0] == 1 and not name.endswith("_scales"):
+            arguments[name] = argument.astype(dtype)  # norms and biases
+    return in_order(kernels.mlp, **arguments)
+
+
+SCALED_WEIGHTS = WEIGHTS | dict(w_gate_scales=1, w_up_scales=1)
+
+
+class TestQuantisedMlp(KernelTests):
+    """Weights of 8 bits with a scale for each column.
+
+    Up to 32 and up to 64 rows take runs and groups of columns of the PE array, if the columns of y are a multiple of
+    the groups; more rows take row tiles. Biases of y, several ranks and other widths of y take no groups.
+    """
+
+    case = KernelCase(
+        kernels.mlp,
+        quantised_block,
+        values=[
+            *vary(tokens=[1, 3, 32, 33, 64, 65, 129], hidden=[136, 127], inner=172, elements=[FP8, INT8]),
+            *vary(tokens=[2, 64, 300], hidden=136, inner=[32, 64, 160, 192, 320], biases=True),
+            *vary(tokens=5, hidden=[2048, 2560, 4100], inner=130),
+            *vary(tokens=[5, 600], hidden=136, inner=200, dtype=F32, elements=[FP8, INT8]),
+            *vary(tokens=[5, 40], hidden=264, inner=140, norm_weight=[True, False], w_gate=[True, False]),
+            *vary(tokens=[5, 40], hidden=136, inner=140, norm_bias=True),
+            *vary(tokens=[5, 140], hidden=136, inner=140, row_gate=True),
+            *vary(tokens=[5, 140], hidden=136, inner=140, residual=False),
+            *vary(tokens=[5, 140], hidden=136, inner=140, norm_offset=1.0),
+        ],
+        every_chip=[*vary(tokens=[5, 40, 130], hidden=136, inner=172, elements=[FP8, INT8])],
+        refusals=[
+            refuse(
+                "w_up_scales is float32 [1, 40], one for each column of w_up, not bfloat16 (1, 40)",
+                w_up_scales=lambda scales: scales.astype(BF16),
+            ),
+            refuse(
+                "w_down_scales is float32 [1, 24], one for each column of w_down, not float32 (1, 40)",
+                w_down_scales=normal(1, 1, 40),
+            ),
+            refuse(
+                "w_gate_scales is given without w_gate; leave it out",
+                dict(w_gate=False),
+                w_gate_scales=normal(1, 1, 40),
+            ),
+        ],
+        two_sums=[*vary(tokens=[1, 5, 64, 129, 300], hidden=172, inner=172), dict(inner=896, hidden=40)],
+        ranks=[
+            *(
+                Ranks(ranks, SCALED_WEIGHTS, dict(tokens=tokens, hidden=40, inner=36 * ranks))
+                for ranks in (2, 4)
+                for tokens in (9, 140)
+            ),
+            Ranks(
+                2,
+                SCALED_WEIGHTS | dict(x=0),
+                dict(tokens=258, hidden=72, inner=80),
+                dict(sequence_ranks=2),
+                joined=True,
+                alike=False,
             ),
         ],
     )

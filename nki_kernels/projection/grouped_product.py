@@ -1,0 +1,176 @@
+"""The last product of a feed-forward block for few rows and a weight with scales, on one rank.
+
+    y = residual + scales * (x @ weight)
+
+x is stationary, and its few rows take few columns of the PE array. So the array is divided into 2 or 4 *groups* of
+64 or 32 columns. Each group multiplies other columns of the weight, at the same time. The sums of a group lie on the
+partitions of its columns, so one PSUM bank holds the sums of all groups, and one instruction reads them. The columns
+of y are cut into *chunks*, one for each bank. A chunk has `size` columns for each group: columns chunk * groups *
+size + group * size … of y.
+
+Residual, scales and results lie in SBUF as the sums do: row r of group g on partition g * width + r, [partition,
+chunk, column of the group].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.tiles import BANK, PARTITIONS, blocks
+from nki_kernels.weights import choose_operand_dtype, load_blocks_into
+
+PIECE_ELEMENTS = 1024
+"""Elements per partition of one loaded piece of the weight, see `residual_product`."""
+
+
+@dataclass
+class GroupLayout(nl.NKIObject):
+    """How columns of y lie in groups.
+
+    width: columns of the PE array of a group. chunks: number of chunks. size: columns of a group in a chunk.
+    """
+
+    width: int
+    chunks: int
+    size: int
+
+    def count_groups(self):
+        """Return the number of groups of columns of the PE array, 2 or 4."""
+        return PARTITIONS // self.width
+
+    def view_group(self, rows, group):
+        """View the columns of a group in [row, N] @ HBM: [row, chunk, column of the group]."""
+        return rows.reshape_dim(1, (self.chunks, self.count_groups(), self.size))[:, :, group, :]
+
+
+@dataclass
+class GroupedOperands(nl.NKIObject):
+    """Operands in SBUF, [partition, chunk, column of the group]: float32 scales, and the residual or None."""
+
+    scales: nl.NkiTensor
+    residual: nl.NkiTensor | None
+
+
+def choose_group_width(rows):
+    """Return the narrowest group of columns of the PE array that `rows` rows fit into: 32 (not on gen2), 64 or 128."""
+    narrowest = PARTITIONS // 2 if nisa.get_nc_version() == nisa.nc_version.gen2 else PARTITIONS // 4
+    if rows <= narrowest:
+        return narrowest
+    return PARTITIONS // 2 if rows <= PARTITIONS // 2 else PARTITIONS
+
+
+def plan_groups(rows, columns):
+    """Return the GroupLayout of `columns` columns of y for `rows` rows; None if there is none.
+
+    There is none for more than 64 rows, and where no number of chunks cuts the columns into equal parts.
+    """
+    width = choose_group_width(rows)
+    groups = PARTITIONS // width
+    fewest = blocks(columns, groups * BANK)
+    if groups > 1:
+        for chunks in range(fewest, 2 * fewest + 1):
+            if columns % (groups * chunks) == 0:
+                return GroupLayout(width, chunks, columns // (groups * chunks))
+    return None
+
+
+def load_operands(product, layout):
+    """Load scales and residual of a ResidualProduct into SBUF; return GroupedOperands. A row of scales fills its group.
+
+    Scalar triggers these small loads, so that the first weights do not wait behind them.
+    """
+    rows, shape = product.y.shape[0], (PARTITIONS, layout.chunks, layout.size)
+    lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    scales = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    residual = None
+    if product.residual is not None:
+        residual = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
+        if rows < layout.width:
+            # One instruction adds all partitions, so those without a row of y hold zeros.
+            nisa.memset(dst=residual, value=0.0, engine=nisa.engine.gpsimd)
+    quadrant = PARTITIONS // 4
+    for first in range(0, PARTITIONS, quadrant):
+        transfer(
+            lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), SCALAR
+        )
+        nisa.nc_stream_shuffle(
+            dst=scales[first : first + quadrant, :, :],
+            src=lines[first : first + 1, :, :],
+            shuffle_mask=[0] * quadrant,
+        )
+    for group in range(layout.count_groups()):
+        first = group * layout.width
+        if residual is not None:
+            transfer(residual[first : first + rows, :, :], layout.view_group(product.residual, group), SCALAR)
+    return GroupedOperands(scales, residual)
+
+
+def multiply_in_groups(product, operands, x_parts, layout):
+    """Write y of a ResidualProduct: the product of few rows and its weight, with scales and residual.
+
+    Args:
+        product: ResidualProduct of one rank, without bias and row scales, whose weight streams through SBUF.
+        operands: GroupedOperands.
+        x_parts: for each matrix of the weight the stationary operand, an SBUF tile [k in block, block, row] with
+            `layout.width` rows, zeros behind those of y.
+        layout: GroupLayout of y's columns.
+    """
+    chunk_columns = layout.count_groups() * layout.size
+    for chunk in range(layout.chunks):
+        bank = nl.ndarray((PARTITIONS, layout.size), dtype=nl.float32, buffer=nl.psum)
+        first_column = chunk * chunk_columns
+        for index in range(len(x_parts)):
+            matrix = product.weight.matrices[index].submatrix(
+                (0, product.weight.matrices[index].elements.shape[0]),
+                (first_column, first_column + chunk_columns),
+            )
+            add_products(bank, x_parts[index], matrix, index > 0, layout)
+        store_chunk(product, operands, bank, chunk, layout)
+
+
+def add_products(bank, x, matrix, add, layout):
+    """Load a WeightMatrix [K, columns of a chunk] piece by piece and add its product with x to a PSUM bank.
+
+    bank: [partition, column of the group]. x: SBUF tile [k in block, block, row]. add: whether the bank holds sums
+    already; else the product with the first K block overwrites it.
+    """
+    depth, columns = matrix.elements.shape
+    blocks_per_piece = max(1, PIECE_ELEMENTS // columns)
+    for first_block in range(0, blocks(depth), blocks_per_piece):
+        start, end = first_block * PARTITIONS, min(depth, (first_block + blocks_per_piece) * PARTITIONS)
+        shape = (x.shape[0], blocks(end - start), columns)
+        tile = nl.ndarray(shape, dtype=choose_operand_dtype([matrix], x.dtype), buffer=nl.sbuf)
+        load_blocks_into(tile, matrix.submatrix((start, end), (0, columns)), STATIC)
+        for k in range(shape[1]):  # k: K block of the piece
+            used = min(PARTITIONS, end - start - k * PARTITIONS)
+            # Matmuls of different groups follow each other, so that they run at the same time.
+            for group in range(layout.count_groups()):
+                first = group * layout.width
+                nisa.nc_matmul(
+                    dst=bank[first : first + layout.width, :],
+                    stationary=x[0:used, first_block + k, :],
+                    moving=tile[0:used, k, group * layout.size : (group + 1) * layout.size],
+                    accumulate=add or first_block + k > 0,
+                    tile_position=(0, first),
+                    tile_size=(PARTITIONS, layout.width),
+                )
+
+
+def store_chunk(product, operands, bank, chunk, layout):
+    """Store residual + scales * sums of a chunk to y @ HBM. bank: PSUM tile [partition, column of the group]."""
+    rows = product.y.shape[0]
+    y_tile = nl.ndarray(bank.shape, dtype=product.y.dtype, buffer=nl.sbuf)
+    if operands.residual is None:
+        nisa.tensor_tensor(dst=y_tile, data1=bank, data2=operands.scales[:, chunk, :], op=nl.multiply)
+    else:
+        scaled = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=scaled, data1=bank, data2=operands.scales[:, chunk, :], op=nl.multiply)
+        nisa.tensor_tensor(dst=y_tile, data1=scaled, data2=operands.residual[:, chunk, :], op=nl.add)
+    for group in range(layout.count_groups()):
+        first = group * layout.width
+        # A store waits for its product, and in the queue of bulk loads the next weights would wait with it.
+        transfer(layout.view_group(product.y, group)[:, chunk, :], y_tile[first : first + rows, :], COMPILER)
