@@ -74,11 +74,16 @@ class Format(Protocol):
     Formats with `is_general` are read in all model families, other formats in families whose registry row names them.
     `kernel_tensors` are the stored tensors, elements first, that a kernel with parameters for all of them reads: for a
     parameter `w_up` these are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight. All kernels get
-    the widened weight if the tuple is empty.
+    the widened weight if the tuple is empty. Kernels multiply by one scale for each output: `pass_to_kernels` converts
+    the stored tensors where a checkpoint has them otherwise.
     """
 
     is_general: ClassVar[bool] = True
-    kernel_tensors: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def kernel_tensors(self) -> tuple[str, ...]:
+        """Stored tensors that kernels read, elements first; empty if kernels get the widened weight."""
+        return ()
 
     @property
     @abstractmethod
@@ -135,6 +140,15 @@ class Format(Protocol):
 
         Each number is rounded to the nearest that the format has.
         """
+
+    def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return descriptions of the `kernel_tensors` of a weight [out, in], as `pass_to_kernels` returns them."""
+        specs = self.describe_tensors(shape)
+        return {name: specs[name] for name in self.kernel_tensors}
+
+    def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the `kernel_tensors` of a weight or of a part, made from its stored tensors."""
+        return {name: tensors[name] for name in self.kernel_tensors}
 
     def shard(
         self, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range

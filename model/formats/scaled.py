@@ -1,5 +1,10 @@
 """FP8 weights (float8_e4m3fn) with scales: one for each block of rows and columns, for each row, or for the tensor.
 
+Kernels read weights with a scale for each row or for the tensor as they are stored, but for one bit: the chips compute
+in e4m3, whose largest number is 240 instead of 448. `pass_to_kernels` halves the elements and doubles the scales. Of
+the 254 finite codes, 16 change, the odd multiples of 2^-9 below 2^-5, by half of that times their scale. Weights with
+blocks are widened.
+
 The value of element [i, j] of a weight [out, in] is element * scale[i // rows, j // columns], computed in float32.
 Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format.
 """
@@ -33,6 +38,10 @@ _SCALE_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NUMBERS = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
+KERNEL_ELEMENT = np.dtype(ml_dtypes.float8_e4m3)
+"""Dtype of the elements that kernels read."""
+_HALVES = (_NUMBERS / 2).astype(KERNEL_ELEMENT).view(np.uint8)
+"""Code in e4m3 of half of each number of e4m3fn, rounded to nearest even."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,24 @@ class Scaled(Format):
             return cls("fp8", None, None)
         return cls("fp8", *quantization_config.pair("weight_block_size"))
 
+    @property
+    def kernel_tensors(self) -> tuple[str, ...]:
+        """Elements and scales, or none if scales differ within a row."""
+        return (ELEMENTS, SCALES) if self.columns is None and self.rows in (None, 1) else ()
+
+    def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return descriptions of the elements [out, in] float8_e4m3 and scales [out, 1] float32."""
+        return {
+            ELEMENTS: TensorSpec(shape, KERNEL_ELEMENT),
+            SCALES: TensorSpec((shape[0], 1), np.dtype(np.float32), (1, shape[1])),
+        }
+
+    def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return half of each element, float8_e4m3 [out, in], and twice the scale of each row, float32 [out, 1]."""
+        codes = np.asarray(tensors[ELEMENTS]).view(np.uint8)
+        scales = np.broadcast_to(tensors[SCALES] * np.float32(2), (len(codes), 1))
+        return {ELEMENTS: _HALVES[codes].view(KERNEL_ELEMENT), SCALES: scales}
+
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return descriptions of the elements [out, in] e4m3 and scales [blocks of rows, blocks of columns] float32."""
         rows, columns = block = self.rows or shape[0], self.columns or shape[1]
@@ -87,7 +114,7 @@ class Scaled(Format):
         is float8_e4m3fn with the weight's shape.
 
         Raises:
-            ModelError: The scales are missing, or have a wrong shape or dtype.
+            ModelError: The scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
         """
         elements = tensors.get(name)
         if elements is None or elements.dtype != ELEMENT or elements.shape != shape or len(shape) != 2:
@@ -108,7 +135,13 @@ class Scaled(Format):
         if scales.dtype not in _SCALE_DTYPES.values():
             known = ", ".join(_SCALE_DTYPES)
             raise ModelError(f"{scale_names[0]} has dtype {scales.dtype}; known are {known}")
-        stored = {ELEMENTS: tensors.pop(name), SCALES: scales.reshape(spec.shape).astype(spec.dtype)}
+        scales = scales.reshape(spec.shape).astype(spec.dtype)
+        if not (np.isfinite(scales) & (scales > 0)).all():
+            wrong = scales[~(np.isfinite(scales) & (scales > 0))][0]
+            raise ModelError(
+                f"{scale_names[0]} contains {wrong}; scales are finite and above 0: quantise {name} again"
+            )
+        stored = {ELEMENTS: tensors.pop(name), SCALES: scales}
         return QuantisedWeight.from_tensors(self, stored, shape, dtype)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -151,7 +151,11 @@ class Weight:
         formats: set[Format | None] = set()
         for tensor in self.tensors:
             selected = None if isinstance(tensor, Zeros) else tensor.select(weights[tensor.name])
-            is_kept = isinstance(selected, QuantisedWeight) and isinstance(tensor.cut, MatrixCut)
+            is_kept = (
+                isinstance(selected, QuantisedWeight)
+                and not selected.is_transposed
+                and isinstance(tensor.cut, MatrixCut)
+            )
             formats.add(selected.format if is_kept and isinstance(selected, QuantisedWeight) else None)
         format = formats.pop() if len(formats) == 1 else None
         if format is None or not format.kernel_tensors:
@@ -159,6 +163,21 @@ class Weight:
         kernel, parameter = self.reader
         names = {parameter + suffix for suffix in map(_suffix, format.kernel_tensors)}
         return format if names <= set(parameters(kernel)) else None
+
+    def find_planned_format(self, format: Format | None, parameters: KernelParameters) -> Format | None:
+        """Return `format` if the kernel in `reader` reads this weight in the stored tensors of that format, else None.
+
+        Without a checkpoint every tensor of the weight is taken for quantised. The other rules, and `parameters`, are
+        those of `find_kernel_format`.
+        """
+        if format is None or not format.kernel_tensors or self.reader is None:
+            return None
+        if any(isinstance(tensor, Zeros) or tensor.transposed for tensor in self.tensors):
+            return None
+        kernel, parameter = self.reader
+        names = {parameter + suffix for suffix in map(_suffix, format.kernel_tensors)}
+        cuts = all(isinstance(tensor.cut, MatrixCut) for tensor in self.tensors)
+        return format if cuts and names <= set(parameters(kernel)) else None
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
@@ -175,10 +194,10 @@ class Weight:
         for tensor in self.tensors:
             selected, cut = tensor.select(weights[tensor.name]), tensor.cut
             assert isinstance(selected, QuantisedWeight) and isinstance(cut, MatrixCut)
-            selection, stored = cut.select(selected.shape, shard), selected.cut_stored()
-            for name, spec in format.describe_tensors(selected.shape).items():
-                if name in stored_arrays:
-                    stored_arrays[name].append(selection.to_entries(spec.block).take(stored[name]))
+            selection = cut.select(selected.shape, shard)
+            kernel_tensors = format.pass_to_kernels(selected.cut_stored())
+            for name, spec in format.describe_kernel_tensors(selected.shape).items():
+                stored_arrays[name].append(selection.to_entries(spec.block).take(kernel_tensors[name]))
         return {
             self.name + _suffix(name): arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
             for name, arrays in stored_arrays.items()
@@ -214,7 +233,7 @@ class Weight:
             shapes = []
             for tensor in self.tensors:
                 assert isinstance(tensor.cut, MatrixCut)
-                spec = format.describe_tensors(tensor.part_shape)[name]
+                spec = format.describe_kernel_tensors(tensor.part_shape)[name]
                 shapes.append(tensor.cut.select(tensor.part_shape, shard).to_entries(spec.block).shape)
             arrays[self.name + _suffix(name)] = (_concatenate_shapes(shapes), spec.dtype)
         return arrays

@@ -439,7 +439,11 @@ def describe_basis(plan: Plan) -> Iterator[str]:
     if plan.model.config.stand_in is not None:
         yield from plan.model.config.stand_in.describe()
     if plan.model.config.quant_method:
-        yield f"Weights quantised by {plan.model.config.quant_method} are planned as {plan.dtype}."
+        method, dtype = plan.model.config.quant_method, plan.dtype
+        if plan.model.config.weight_format is None or not plan.model.config.weight_format.kernel_tensors:
+            yield f"Weights quantised by {method} are planned as {dtype}."
+        else:
+            yield f"Of the weights quantised by {method}, mlp reads its own in 8 bits; others, and memory, are {dtype}."
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
         yield f"Times are rooflines, at least, of the peaks given ({plan.placement.peaks.source})."

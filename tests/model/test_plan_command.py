@@ -76,15 +76,27 @@ def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(tmp_path, 
     assert f"{total:,}" in text
 
 
-@pytest.mark.parametrize("method", [None, "fp8"])
-def test_weights_that_are_quantised_are_said_to_be_planned_plain(
-    tmp_path, method, capsys, monkeypatch
+@pytest.mark.parametrize(
+    ("quantisation", "sentence"),
+    [
+        (
+            {"quant_method": "fp8", "weight_block_size": [16, 16]},
+            "Weights quantised by fp8 are planned as float32.",
+        ),
+        (
+            {"quant_method": "fp8"},
+            "Of the weights quantised by fp8, mlp reads its own in 8 bits; others, and memory, are float32.",
+        ),
+        (None, ""),
+    ],
+)
+def test_a_plan_says_which_quantised_weights_are_planned_plain(
+    tmp_path, quantisation, sentence, capsys, monkeypatch
 ) -> None:
-    changes = {} if method is None else {"quantization_config": {"quant_method": method}}
-    tiny(tmp_path, **changes)
+    tiny(tmp_path, **({} if quantisation is None else {"quantization_config": quantisation}))
     monkeypatch.chdir(tmp_path)
-    text = printed(capsys, "config.json", "--accelerator", "h100")
-    assert ("Weights quantised by fp8 are planned as float32." in text) == (method is not None)
+    text = " ".join(printed(capsys, "config.json", "--accelerator", "h100").split())
+    assert sentence in text and ("quantised by" in text) == (quantisation is not None)
 
 
 @pytest.mark.slow

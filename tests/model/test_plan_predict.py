@@ -494,3 +494,22 @@ def test_routed_experts_of_a_step_are_timed_by_their_kernel() -> None:
         assert kernels["experts_decode"].refusal == ""
         assert kernels["experts_decode"].time.program_ns > kernels["experts_decode"].floor_ns > 0
     assert eight["experts_decode"].time.program_ns > alone["experts_decode"].time.program_ns
+
+
+@pytest.mark.slow
+def test_mlp_of_a_quantised_model_is_timed_with_its_stored_weights(tmp_path) -> None:
+    """A wide MLP is bound by its weights, which are half as many bytes; blocks of scales are widened."""
+    sizes = dict(hidden_size=1024, intermediate_size=8192, num_hidden_layers=1)
+    floors, times = [], []
+    for quantisation in (
+        None,
+        {"quant_method": "fp8"},
+        {"quant_method": "fp8", "weight_block_size": [16, 16]},
+    ):
+        changes = sizes if quantisation is None else sizes | {"quantization_config": quantisation}
+        kernel = named(predictor(tiny(tmp_path, **changes), dtype="bfloat16").predict_prompts(16))["mlp"]
+        floors.append(kernel.floor_ns)
+        times.append(kernel.time.program_ns)
+    plain, stored, blocks = floors
+    assert stored / plain == pytest.approx(0.5, rel=0.01) and blocks == plain
+    assert times[1] < 0.7 * times[0]

@@ -83,6 +83,29 @@ def test_every_code_with_scales_of_every_size(dtype: np.dtype) -> None:
     )
 
 
+def test_kernels_get_half_of_every_code_and_twice_the_scales() -> None:
+    """Only the odd multiples of 2^-9 below 2^-5 change."""
+    codes = np.arange(256, dtype=np.uint8)[:, None]
+    scales = np.full((256, 1), 0.75, np.float32)
+    passed = Scaled("fp8", 1, None).pass_to_kernels({"elements": codes.view(ELEMENT), "scales": scales})
+    exact = np.array([element(code) for code in range(256)])[:, None]
+    finite = np.isfinite(exact)
+    numbers = passed["elements"].astype(np.float64) * passed["scales"]
+    changed_codes = finite & (numbers != exact * 0.75)
+    assert finite.sum() == 254 and changed_codes.sum() == 16
+    assert np.isnan(numbers[~finite]).all() and np.abs(exact[changed_codes]).max() < 2**-5
+    assert np.abs(numbers - exact * 0.75)[changed_codes].max() == 0.75 * 2**-9
+    for rows in (None, 1):
+        shapes = Scaled("fp8", rows, None).describe_kernel_tensors((256, 1))
+        assert {name: spec.shape for name, spec in shapes.items()} == {
+            "elements": (256, 1),
+            "scales": (256, 1),
+        }
+    tensor_wide = {"elements": codes.view(ELEMENT), "scales": scales[:1]}
+    assert same(Scaled("fp8", None, None).pass_to_kernels(tensor_wide)["scales"].copy(), passed["scales"].copy())
+    assert Scaled("fp8", 16, 24).kernel_tensors == ()
+
+
 @pytest.mark.parametrize("sizes", [(128, 128), (1, 300), (129, 300), (64, 40)])
 @pytest.mark.parametrize("shape", [(127, 129), (128, 128), (129, 127), (300, 260)])
 def test_blocks_at_the_ends_may_be_short(shape: tuple[int, int], sizes: tuple[int, int]) -> None:
@@ -226,6 +249,18 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
+def check_halves(elements: np.ndarray, scales: np.ndarray, wide: np.ndarray) -> None:
+    """Check that kernels' elements and scales stand for a weight [in, out], up to what e4m3 lacks of e4m3fn.
+
+    Half of an odd multiple of 2^-9 is rounded by 2^-10, which counts twice: by 2^-10 of the scales, which are doubled.
+    """
+    assert elements.dtype == np.dtype(ml_dtypes.float8_e4m3) and scales.dtype == FLOAT32
+    error = np.abs(elements.astype(np.float64) * scales - wide.astype(np.float64))
+    unit = 0.0 if wide.dtype == FLOAT32 else 2.0**-8  # the widened weight was rounded to bfloat16
+    exact = np.abs(wide.astype(np.float64))
+    assert (error <= 2.0**-10 * scales + (unit + 2.0**-22) * exact).all(), (error - unit * exact).max()
+
+
 @pytest.mark.parametrize(
     ("name", "scheme"),
     deep_except(
@@ -251,8 +286,13 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
         rank_weights = shard_weights(config, checkpoint, 2, dtype=dtype)
         wanted = shard_weights(config, dict(checkpoint) | wide, 2, dtype=dtype)
         for one, other in zip(rank_weights, wanted, strict=True):
-            assert one.arrays.keys() == other.arrays.keys()
-            assert all(same(array, other.arrays[name]) for name, array in one.arrays.items())
+            names = {name for name in one.arrays if f"{name}_scales" in one.arrays}
+            assert (names != set()) == ("tensor" in scheme or "channel" in scheme) or name == "gpt2"
+            assert one.arrays.keys() - {f"{name}_scales" for name in names} == other.arrays.keys()
+            plain_names = other.arrays.keys() - names
+            assert [name for name in plain_names if not same(one.arrays[name], other.arrays[name])] == []
+            for name in names:
+                check_halves(one.arrays[name], one.arrays[f"{name}_scales"], other.arrays[name])
 
 
 @pytest.mark.parametrize(
@@ -317,6 +357,28 @@ def test_text_is_generated_as_the_reference_does(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["a scale for each tensor", "compressed, channel"])
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_mlp_computes_with_the_weights_as_they_are_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, ranks: str
+) -> None:
+    """A Llama whose intermediate size two ranks divide; bfloat16 rows meet elements of fp8 in the Tensor engine."""
+    random_model("Llama", {**COMMON, **TINY["llama with biases"][1], "vocab_size": 300}, 6).save_pretrained(
+        tmp_path
+    )
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    quantise(tmp_path, scheme)
+    config = load_config(tmp_path)
+    for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks), dtype="bfloat16"):
+        names = {name for name, array in rank.arrays.items() if array.dtype == ml_dtypes.float8_e4m3}
+        layers = {name.rpartition(".mlp.")[0] for name in rank.arrays if ".mlp." in name}
+        assert names == {f"{layer}.mlp.w_{matrix}" for layer in layers for matrix in MATRICES}
+    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
+    assert main(["generate", *arguments, "--dtype", "bfloat16"]) == 0
+    assert "4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> None:
     """Rounded it would change choices; so the reference reads it unrounded as well."""
     _, plain = write(tmp_path, "deepseek v3")
@@ -334,6 +396,7 @@ def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> N
     assert same(numpy.load_tensor(PROJECTION), rounded)
 
 
+MATRICES = ("gate", "up", "down")
 PROJECTION = "model.layers.1.self_attn.o_proj.weight"
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -382,6 +445,14 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         describe_refusal(lambda tensors: tensors.update({scales.removesuffix("_inv"): tensors[scales]}))
         == surplus
     )
+    for number in (0.0, -1.0, np.inf, np.nan):
+
+        def spoil(tensors: dict[str, np.ndarray], number: float = number) -> None:
+            tensors[scales][0, 0] = number
+
+        assert describe_refusal(spoil) == (
+            f"{scales} contains {number}; scales are finite and above 0: quantise {name} again"
+        )
     plain = f"{scales} is not a tensor of LlamaForCausalLM"
     assert describe_refusal(lambda tensors: tensors.update({name: tensors[name].astype(BFLOAT16)})) == plain
 
