@@ -22,7 +22,7 @@ from simulate.calibrate.fit import DEPENDS, FEWEST, Problem, Solution, solve
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.numbers import Parameter, change_record, list_parameters, make_overlay
 from simulate.hardware import Hardware, hardware
-from simulate.hardware.overlay import standing_in
+from simulate.hardware.overlay import use_stand_in
 
 _STEP = 0.05  # logarithmic change of a number for a finite difference, towards longer times
 _SLIGHT = DEPENDS / 4.0
@@ -193,13 +193,13 @@ class _Point:
         logs: list[float] = []
         rows: list[dict[Parameter, float]] = []
         for kernel_index, kernel in enumerate(progress(kernels, "calibration")):
-            with standing_in(changed_record):
+            with use_stand_in(changed_record):
                 log, numbers = math.log(kernel.predict(remember=True)), kernel.predict.list_numbers()
             idle_numbers = previous.idle(kernel_index) if previous is not None else set()
 
             def growth(group: Sequence[Parameter], kernel: Measurement = kernel, log: float = log) -> float:
                 slower = {number: changes.get(number, 0.0) + number.slower * _STEP for number in group}
-                with standing_in(change_record(record, {**changes, **slower})):
+                with use_stand_in(change_record(record, {**changes, **slower})):
                     return (math.log(kernel.predict()) - log) / _STEP
 
             logs.append(log)

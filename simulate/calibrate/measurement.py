@@ -15,7 +15,7 @@ from simulate.hardware import Hardware, hardware
 from simulate.kernel_by_name import build_call, find_import_folder, importing_from, load_callable
 from simulate.run import Launch, Mode
 from simulate.run.launch import unwrap_kernel
-from simulate.timing import Dependences, Reading, Timeline, decided_by, dependences, schedule
+from simulate.timing import Dependences, Reading, Timeline, dependences, list_deciding_numbers, schedule
 from simulate.world import launch
 
 
@@ -112,7 +112,7 @@ class Predictor:
         """
         chip = self._chip()
         launches = [launch.on(chip) for launch, _ in self._recorded]
-        decisive_numbers = [decided_by(launch.streams, launch.hardware) for launch in launches]
+        decisive_numbers = [list_deciding_numbers(launch.streams, launch.hardware) for launch in launches]
         if self._remembered is not None and self._remembered[0] == decisive_numbers:
             overhead_ns = chip.kernel_start_ns + chip.kernel_end_ns
             timelines = [replace(timeline, overhead_ns=overhead_ns) for timeline in self._remembered[1]]

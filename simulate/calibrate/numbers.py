@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from simulate.hardware import Confidence, Hardware, Number
-from simulate.hardware.overlay import replaceable
+from simulate.hardware.overlay import is_replaceable
 from simulate.run import Launch
 
 _RATES = ("_ghz", "_bytes_per_ns", "_fraction", "_elements_per_cycle", "_16bit", "_16bit_strided", "_fp32")
@@ -120,7 +120,7 @@ def list_parameters(record: Hardware, names: Iterable[str] | None = None) -> lis
     """
     parameters: list[Parameter] = []
     for name in sorted(set(record.provenance if names is None else names)):
-        if not replaceable(name):
+        if not is_replaceable(name):
             continue
         content = getattr(record, name)
         if isinstance(content, Mapping):

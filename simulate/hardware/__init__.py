@@ -17,9 +17,9 @@ from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
 from simulate.hardware.instances import INSTANCES, Instance, instance
-from simulate.hardware.overlay import overlaid, stand_in
+from simulate.hardware.overlay import apply_overlay, find_stand_in
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
-from simulate.hardware.topology import on_instance
+from simulate.hardware.topology import add_instance_collectives
 
 __all__ = [
     "INSTANCES",
@@ -28,12 +28,12 @@ __all__ = [
     "Hardware",
     "Instance",
     "Number",
-    "chips_with",
     "derived",
     "documented",
     "guessed",
     "hardware",
     "instance",
+    "list_chips_with",
     "use_overlay",
 ]
 
@@ -41,7 +41,7 @@ RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
 """Hardware record of each chip by its name, without an overlay."""
 
 
-def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
+def list_chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
     """Return the names of the chips whose record, without an overlay, satisfies a predicate, oldest chip first."""
     return [record.name for record in RECORDS.values() if capability(record)]
 
@@ -64,7 +64,7 @@ def hardware(target: str, logical_core_size: int = 1) -> Hardware:
         return _current(known[target])
     if isinstance(target, str) and (target in INSTANCES or " x " in target):
         machine = instance(target)
-        return _on_instance(
+        return _add_instance_collectives(
             _current(RECORDS[machine.target]), _current(TRN1), machine.name, logical_core_size
         )
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
@@ -79,26 +79,28 @@ def use_overlay(path: Named) -> None:
         InvalidArgument: The file cannot be read or is not an overlay; the variable is left as it is then.
     """
     absolute = os.path.abspath(path)
-    _overlaid(absolute)
+    _load_overlaid(absolute)
     os.environ[HARDWARE_VARIABLE] = absolute
 
 
 def _current(record: Hardware) -> Hardware:
     """Return the record to use for a chip now.
 
-    This is the record that `overlay.standing_in` set, else the record with the overlay of NKW_HARDWARE, else `record`.
+    This is the record that `overlay.use_stand_in` set, else the record with the overlay of NKW_HARDWARE, else `record`.
     """
     path = os.environ.get(HARDWARE_VARIABLE, "")
-    return stand_in(record.name) or (_overlaid(path)[record.name] if path else record)
+    return find_stand_in(record.name) or (_load_overlaid(path)[record.name] if path else record)
 
 
 @lru_cache
-def _overlaid(path: str) -> dict[str, Hardware]:
+def _load_overlaid(path: str) -> dict[str, Hardware]:
     """Return the records of all chips by name, with the overlay in a file applied; a process reads a file once."""
-    return overlaid(path, RECORDS)
+    return apply_overlay(path, RECORDS)
 
 
 @lru_cache
-def _on_instance(record: Hardware, swept: Hardware, name: str, logical_core_size: int) -> Hardware:
-    """Return the record of a chip with the collectives of an instance, given by its name; see `on_instance`."""
-    return on_instance(record, instance(name), swept, logical_core_size)
+def _add_instance_collectives(
+    record: Hardware, swept: Hardware, name: str, logical_core_size: int
+) -> Hardware:
+    """Return a chip's record with the collectives of the instance of this name, see `add_instance_collectives`."""
+    return add_instance_collectives(record, instance(name), swept, logical_core_size)

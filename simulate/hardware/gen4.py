@@ -19,7 +19,7 @@ from simulate.hardware.common import (
     MEGAKERNEL,
 )
 from simulate.hardware.gen3 import TRN2
-from simulate.hardware.record import Hardware, Number, build, carried_over, derived, documented, guessed
+from simulate.hardware.record import Hardware, Number, build, carry_over, derived, documented, guessed
 
 _DEVICE_PAGE = "Trainium3 device page"
 
@@ -104,7 +104,7 @@ _CAPABILITIES = {
 
 _SHARED = {
     "activity_throttle": documented(True, EXPLORER),
-    **carried_over(
+    **carry_over(
         TRN2,
         "vector_gpsimd_share_sbuf_port",
         "vector_scalar_share_psum_port",
@@ -118,7 +118,7 @@ _SHARED = {
 
 _TENSOR = {
     "matmul_fp32_passes": derived(4, GUIDE_GEN4, "20 of 79 TFLOPS"),
-    **carried_over(
+    **carry_over(
         TRN2,
         "matmul_issue_overhead_cycles",
         "matmul_latency_ns",
@@ -148,7 +148,7 @@ _VECTOR = {
         COST_FORMULAS,
         "the formula 8 N is printed without a generation; our timing notes apply it to gen2",
     ),
-    **carried_over(
+    **carry_over(
         TRN2,
         "vector_tensor_tensor_sbuf_cycles_per_element",
         "vector_scalar_tensor_tensor_cycles_per_element",
@@ -159,7 +159,7 @@ _VECTOR = {
 }
 
 _SCALAR = {
-    **carried_over(
+    **carry_over(
         TRN2,
         "scalar_interval_overhead_ns",
         "scalar_latency_overhead_ns",
@@ -172,7 +172,7 @@ _SCALAR = {
     ),
 }
 
-_CONTROL = carried_over(
+_CONTROL = carry_over(
     TRN2,
     "semaphore_ns",
     "same_engine_wait_ns",
@@ -192,7 +192,7 @@ _DMA = {
         980.0, MEGAKERNEL, "GpSimd active 44 % of 88.96 us, in which a core asks for 40 DMAs"
     ),
     "dma_compute_fraction": documented(1.0, GUIDE_GEN4, "read-add-write into SBUF at the full DMA rate"),
-    **carried_over(
+    **carry_over(
         TRN2,
         "dma_cast_bytes_per_ns",
         "dma_descriptor_ns",
@@ -219,7 +219,7 @@ _DMA = {
     ),
 }
 
-_KERNEL = carried_over(
+_KERNEL = carry_over(
     TRN2,
     "kernel_start_ns",
     "kernel_end_ns",
@@ -235,7 +235,7 @@ _LINKS = {
     "neuronlink_gb_per_s_per_chip": documented(2560.0, _DEVICE_PAGE),
     "collective_mesh_gb_per_s": guessed({2: 400.0, 8: 100.0, 32: 126.0}, COLLECTIVES_GUIDE, _BY_LINKS),
     "collective_bus_gb_per_s": guessed({2: 380.0, 8: 446.0, 32: 854.0}, COLLECTIVES_GUIDE, _BY_LINKS),
-    **carried_over(
+    **carry_over(
         TRN2,
         "collective_latency_ns",
         "collective_ring_latency_ns",

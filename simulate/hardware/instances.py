@@ -50,7 +50,7 @@ _SINGLE = "one chip"
 _TORUS = "4x4 2-D torus of chips"
 
 
-def _instance(
+def _make_instance(
     name: str,
     target: str,
     chips: Number,
@@ -85,7 +85,7 @@ def _instance(
     )
 
 
-def _gen2(
+def _make_gen2(
     name: str, target: str, page: str, chips: int, link: Number, efa: float | None, topology: str
 ) -> Instance:
     """Return a gen2 instance with two cores and 32 GiB of HBM for each chip.
@@ -100,7 +100,7 @@ def _gen2(
         topology: The links between chips in words.
     """
     cores = documented(2 * chips, page) if target == "trn1" else derived(2 * chips, page, "two cores a chip")
-    return _instance(
+    return _make_instance(
         name,
         target,
         documented(chips, page),
@@ -112,15 +112,15 @@ def _gen2(
     )
 
 
-def _inf2(name: str, chips: int) -> Instance:
+def _make_inf2(name: str, chips: int) -> Instance:
     """Return an Inf2 instance, whose chips form a ring if there are several."""
     link = documented(206.0, _INF2_PAGE, "192 GiB/s") if chips > 1 else documented(None, _INF2_PAGE)
-    return _gen2(name, "inf2", _INF2_PAGE, chips, link, None, "ring of chips" if chips > 1 else _SINGLE)
+    return _make_gen2(name, "inf2", _INF2_PAGE, chips, link, None, "ring of chips" if chips > 1 else _SINGLE)
 
 
-def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
+def _make_trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
     """Return an instance of sixteen trn2 chips; `note` is the note of its NeuronLink rate."""
-    return _instance(
+    return _make_instance(
         name,
         "trn2",
         documented(16, _TRN2_PAGE),
@@ -132,9 +132,9 @@ def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
     )
 
 
-def _trn2_ultraserver() -> Instance:
+def _make_trn2_ultraserver() -> Instance:
     """Return an UltraServer of four trn2u.48xlarge, whose chips are joined in rings."""
-    return _instance(
+    return _make_instance(
         "trn2 UltraServer",
         "trn2",
         documented(64, _TRN2_PAGE),
@@ -150,9 +150,9 @@ def _trn2_ultraserver() -> Instance:
     )
 
 
-def _trn3_ultraserver(name: str, chips: int, hbm_gib: int, efa_gbit: float) -> Instance:
+def _make_trn3_ultraserver(name: str, chips: int, hbm_gib: int, efa_gbit: float) -> Instance:
     """Return an UltraServer of trn3 chips, with GiB of HBM and Gbit/s of EFA for all chips together."""
-    return _instance(
+    return _make_instance(
         name,
         "trn3",
         documented(chips, _TRN3_PAGE),
@@ -167,9 +167,9 @@ def _trn3_ultraserver(name: str, chips: int, hbm_gib: int, efa_gbit: float) -> I
 
 
 _ALL = (
-    _gen2("trn1.2xlarge", "trn1", _TRN1_PAGE, 1, documented(None, _TRN1_PAGE), None, _SINGLE),
-    _gen2("trn1.32xlarge", "trn1", _TRN1_PAGE, 16, documented(384.0, _TRN1_PAGE), 800.0, _TORUS),
-    _gen2(
+    _make_gen2("trn1.2xlarge", "trn1", _TRN1_PAGE, 1, documented(None, _TRN1_PAGE), None, _SINGLE),
+    _make_gen2("trn1.32xlarge", "trn1", _TRN1_PAGE, 16, documented(384.0, _TRN1_PAGE), 800.0, _TORUS),
+    _make_gen2(
         "trn1n.32xlarge",
         "trn1",
         _TRN1_PAGE,
@@ -178,11 +178,11 @@ _ALL = (
         1600.0,
         _TORUS,
     ),
-    _inf2("inf2.xlarge", 1),
-    _inf2("inf2.8xlarge", 1),
-    _inf2("inf2.24xlarge", 6),
-    _inf2("inf2.48xlarge", 12),
-    _instance(
+    _make_inf2("inf2.xlarge", 1),
+    _make_inf2("inf2.8xlarge", 1),
+    _make_inf2("inf2.24xlarge", 6),
+    _make_inf2("inf2.48xlarge", 12),
+    _make_instance(
         "trn2.3xlarge",
         "trn2",
         derived(1, "instance type in published trace metadata"),
@@ -192,16 +192,16 @@ _ALL = (
         guessed(None, _TRN2_PAGE, "not listed"),
         derived(_SINGLE, "instance type in published trace metadata"),
     ),
-    _trn2_48xlarge("trn2.48xlarge", "", documented(_TORUS, _TRN2_PAGE)),
-    _trn2_48xlarge(
+    _make_trn2_48xlarge("trn2.48xlarge", "", documented(_TORUS, _TRN2_PAGE)),
+    _make_trn2_48xlarge(
         "trn2u.48xlarge",
         "and 256 GB/s per chip to the other instances of the UltraServer",
         documented(
             "4x4 2-D torus of chips, a Z ring of 4 instances", _TRN2_PAGE, "64 chips in an UltraServer"
         ),
     ),
-    _trn2_ultraserver(),
-    _instance(
+    _make_trn2_ultraserver(),
+    _make_instance(
         "trn3.3xlarge",
         "trn3",
         derived(1, "instance name in public kernel logs and runtime documentation"),
@@ -211,8 +211,8 @@ _ALL = (
         guessed(None, _TRN3_PAGE, "not listed"),
         derived(_SINGLE, "instance name in public kernel logs and runtime documentation"),
     ),
-    _trn3_ultraserver("trn3 UltraServer Gen1", 64, 9216, 12800.0),
-    _trn3_ultraserver("trn3 UltraServer Gen2", 144, 20736, 28800.0),
+    _make_trn3_ultraserver("trn3 UltraServer Gen1", 64, 9216, 12800.0),
+    _make_trn3_ultraserver("trn3 UltraServer Gen2", 144, 20736, 28800.0),
 )
 
 INSTANCES: Mapping[str, Instance] = MappingProxyType({instance.name: instance for instance in _ALL})
@@ -256,13 +256,13 @@ def instance(name: str) -> Instance:
             f"{name!r} needs EFA between its instances, and no EFA rate of {instance_type.name} is on record; "
             f"instance types with one are {having}",
         )
-    return _several(count, instance_type)
+    return _join_over_efa(count, instance_type)
 
 
-def _several(count: int, instance_type: Instance) -> Instance:
+def _join_over_efa(count: int, instance_type: Instance) -> Instance:
     """Return `count` instances of a type, joined over EFA, each with the rate that the type has on record."""
     known = instance_type.provenance
-    return _instance(
+    return _make_instance(
         f"{count} x {instance_type.name}",
         instance_type.target,
         derived(count * instance_type.chips, known["chips"].source),

@@ -33,7 +33,7 @@ _TYPES = {field.name: str(field.type) for field in fields(Hardware)}
 _KEYS = ("value", "source", "confidence", "note")
 
 
-def replaceable(name: str) -> bool:
+def is_replaceable(name: str) -> bool:
     """Return whether an overlay may replace a field of `Hardware`: a clock, a rate or a time; False if unknown."""
     annotation = _TYPES.get(name, "")
     is_cycles = annotation == "int" and name.endswith("_cycles")
@@ -41,7 +41,7 @@ def replaceable(name: str) -> bool:
 
 
 @contextmanager
-def standing_in(record: Hardware) -> Iterator[None]:
+def use_stand_in(record: Hardware) -> Iterator[None]:
     """Let `hardware` return this record for its chip inside a `with` block, whatever overlay is in use.
 
     Applies to this process alone. Blocks nest: at the end the record of the outer block is used again.
@@ -60,12 +60,12 @@ def standing_in(record: Hardware) -> Iterator[None]:
 _standing_in: dict[str, Hardware] = {}
 
 
-def stand_in(name: str) -> Hardware | None:
-    """Return the record that `standing_in` set for a chip, given by its name, or None outside such a block."""
+def find_stand_in(name: str) -> Hardware | None:
+    """Return the record that `use_stand_in` set for a chip, given by its name, or None outside such a block."""
     return _standing_in.get(name)
 
 
-def overlaid(path: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
+def apply_overlay(path: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
     """Return copies of the records with the numbers of the overlay in a file.
 
     Args:
@@ -78,18 +78,21 @@ def overlaid(path: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
     overlay = _read(path)
     for chip, numbers in overlay.items():
         for name, entry in numbers.items():
-            why = _wrong(records[chip], name, entry)
+            why = _find_error(records[chip], name, entry)
             if why:
                 _refuse(path, f"{chip}, {name:.60}: {why}")
     return {
         chip: record.with_numbers(
-            **{name: _number(record, name, entry, path) for name, entry in overlay.get(chip, {}).items()}
+            **{
+                name: _build_number(record, name, entry, path)
+                for name, entry in overlay.get(chip, {}).items()
+            }
         )
         for chip, record in records.items()
     }
 
 
-def _number(record: Hardware, name: str, entry: Mapping[str, Any], path: str) -> Number:
+def _build_number(record: Hardware, name: str, entry: Mapping[str, Any], path: str) -> Number:
     """Return the number that a checked entry of the overlay gives a field; a table keeps its other entries."""
     value = entry["value"]
     current = getattr(record, name)
@@ -108,7 +111,7 @@ def _read(path: str) -> Mapping[str, Mapping[str, Any]]:
         InvalidArgument: The file cannot be read, is no JSON, or is not an object of known chips and of their entries.
     """
     try:
-        content = json.loads(read_text(path), object_pairs_hook=lambda pairs: _object(pairs, path))
+        content = json.loads(read_text(path), object_pairs_hook=lambda pairs: _build_object(pairs, path))
     except (OSError, UnicodeDecodeError) as error:
         _refuse(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}")
     except (ValueError, RecursionError) as error:
@@ -123,7 +126,7 @@ def _read(path: str) -> Mapping[str, Mapping[str, Any]]:
     return content
 
 
-def _object(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
     """Return a JSON object as a dict; raise InvalidArgument if it has the same key twice."""
     entries: dict[str, Any] = {}
     for name, value in pairs:
@@ -133,7 +136,7 @@ def _object(pairs: list[tuple[str, Any]], path: str) -> dict[str, Any]:
     return entries
 
 
-def _wrong(record: Hardware, name: str, entry: Any) -> str:
+def _find_error(record: Hardware, name: str, entry: Any) -> str:
     """Return the reason why an entry of an overlay cannot replace a field, or an empty string if it can.
 
     Args:
@@ -143,7 +146,7 @@ def _wrong(record: Hardware, name: str, entry: Any) -> str:
     """
     if name not in record.provenance:
         return "a hardware record has no number of this name; its numbers are the fields of simulate.hardware.Hardware"
-    if not replaceable(name):
+    if not is_replaceable(name):
         return (
             "it decides which kernels are accepted and what they issue, not only their times; an overlay replaces "
             "clocks, rates, and times in ns or cycles"
@@ -162,19 +165,19 @@ def _wrong(record: Hardware, name: str, entry: Any) -> str:
         )
     current, value = getattr(record, name), entry["value"]
     if not isinstance(current, Mapping):
-        return _wrong_value(name, current, value)
+        return _find_value_error(name, current, value)
     if not isinstance(value, Mapping) or not value:
         return f"its value is {_describe_type(value)}, not an object by number of ranks: {', '.join(map(str, current))}"
     for ranks, item in value.items():
         if ranks not in map(str, current):
             return f"{ranks!r:.40} is no entry of the record's table: {', '.join(map(str, current))}"
-        why = _wrong_value(name, current[int(ranks)], item)
+        why = _find_value_error(name, current[int(ranks)], item)
         if why:
             return f"{ranks} ranks: {why}"
     return ""
 
 
-def _wrong_value(name: str, current: float, value: Any) -> str:
+def _find_value_error(name: str, current: float, value: Any) -> str:
     """Return the reason why a value cannot replace the number `current` of a field, or an empty string if it can."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return f"its value is {_describe_type(value)}, not a number"

@@ -53,7 +53,7 @@ def guessed(value: Any, source: str, note: str) -> Number:
     return Number(value, source, Confidence.guessed, note)
 
 
-def carried_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
+def carry_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
     """Return numbers of another generation's record by name, as guesses for the record that is being written.
 
     Args:
@@ -303,7 +303,7 @@ class Hardware:
         The core then has a stack of HBM to itself. Its bandwidth is what its DMA engines can move, at most the stack's
         rate. Published decode kernels on one core of gen3 sustain 386 to 402 GB/s, above half of a stack.
         """
-        return _alone(self)
+        return _build_alone(self)
 
     def working(self, cores: int) -> Hardware:
         """Return the record for `cores` physical cores that work at the same time: `alone()` for 1, else this one."""
@@ -342,7 +342,7 @@ def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Recor
 
 
 @lru_cache(64)
-def _alone(record: Hardware) -> Hardware:
+def _build_alone(record: Hardware) -> Hardware:
     """Return the record with the HBM bandwidth of a core that works alone, or itself if that is no higher."""
     stack = record.provenance["hbm_gb_per_s_per_stack"]
     rate = min(stack.value, record.dma_engines * record.dma_engine_bytes_per_ns)

@@ -35,7 +35,7 @@ _RACKS_GB_PER_S = 256.0 + 320.0 + 128.0
 """Bandwidth of a Trainium3 chip inside its server, to other servers and to the other rack; same page."""
 
 
-def on_instance(
+def add_instance_collectives(
     record: Hardware, machine: Instance, swept: Hardware = TRN1, logical_core_size: int = 1
 ) -> Hardware:
     """Return the record of a chip with the collectives of an instance, or of several instances.
@@ -51,15 +51,15 @@ def on_instance(
     """
     if machine.member is not None and machine.between_gb_per_s is not None:
         member = instance(machine.member)
-        inside = on_instance(record, member, swept, logical_core_size)
+        inside = add_instance_collectives(record, member, swept, logical_core_size)
         if machine.ring_gb_per_s_per_chip is None:
             rate, step_ns = machine.between_gb_per_s, record.collective_efa_step_ns
         else:
-            rate, step_ns = machine.between_gb_per_s * _row_share(swept), record.collective_hop_ns
+            rate, step_ns = machine.between_gb_per_s * _compute_row_share(swept), record.collective_hop_ns
         ranks_each = member.physical_cores // logical_core_size
-        return across(inside, machine.members, ranks_each, rate, step_ns, machine.topology)
+        return add_group_across(inside, machine.members, ranks_each, rate, step_ns, machine.topology)
     cores = record.physical_cores_per_chip // logical_core_size
-    groups = _groups(cores, machine, swept)
+    groups = _list_groups(cores, machine, swept)
     numbers = {}
     for name in _BY_LINKS + _BY_CHIPS:
         current: Mapping[int, float] = getattr(record, name)
@@ -77,7 +77,7 @@ def on_instance(
     return record.with_numbers(**numbers) if numbers else record
 
 
-def across(
+def add_group_across(
     record: Hardware, members: int, ranks_each: int, gb_per_s: float, step_ns: float, note: str
 ) -> Hardware:
     """Return a copy of a record whose tables of collectives have an entry for a group over several instances.
@@ -132,12 +132,12 @@ def find_entry(by_ranks: Mapping[int, float], ranks: int) -> float:
     return by_ranks[min(enough) if enough else max(by_ranks)]
 
 
-def _row_share(swept: Hardware) -> float:
+def _compute_row_share(swept: Hardware) -> float:
     """Return the share of the bandwidth of two links that a ring of four chips reached in the published sweep."""
     return swept.collective_bus_gb_per_s[_ROW] / (swept.neuronlink_gb_per_s_per_chip / 2)
 
 
-def _groups(cores: int, machine: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
+def _list_groups(cores: int, machine: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
     """Return which entries of the published sweep describe groups of ranks over several chips, by number of ranks.
 
     Args:

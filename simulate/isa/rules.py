@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import RuleViolation, rule
-from simulate.hardware import Hardware, chips_with
+from simulate.hardware import Hardware, list_chips_with
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, OperatorFamily
@@ -402,7 +402,7 @@ def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) ->
         raise RuleViolation(
             operator_on_chip,
             f"{operand}={operator.name} on {hardware.name}",
-            limit=" or ".join(chips_with(operator.exists_on)),
+            limit=" or ".join(list_chips_with(operator.exists_on)),
         )
 
 

@@ -8,7 +8,7 @@ from simulate.lines import location
 from simulate.profile.advice.text import make_advice_records
 from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
-from simulate.timing.timeline import core_label
+from simulate.timing.timeline import format_core_label
 
 
 def make_document(profile: Profile) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def sum_path(profile: Profile) -> list[dict[str, Any]]:
     moments = profile.moments
     sums: dict[tuple[Any, ...], float] = {}
     for stretch in profile.critical_path:
-        label = core_label(profile.streams, moments.stream_number(stretch.event))
+        label = format_core_label(profile.streams, moments.stream_number(stretch.event))
         engine = moments.track(stretch.event).removeprefix(label).lstrip()
         for phase, phase_ns in stretch.phases:
             key = (moments.line(stretch.event), moments.op(stretch.event), engine, phase.value)

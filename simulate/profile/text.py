@@ -20,7 +20,7 @@ from simulate.profile.moments import Moments, format_line, read_source_line
 from simulate.profile.numbers import format_share, format_us
 from simulate.profile.profile import Profile
 from simulate.timing import Reading
-from simulate.timing.timeline import core_label
+from simulate.timing.timeline import format_core_label
 
 _CHAIN = 10  # longest stretches of the critical path that the chain lists
 _GAPS = 3  # groups of gaps per track
@@ -108,7 +108,7 @@ def _make_track_table(profile: Profile) -> list[Part]:
 def _find_last_core(profile: Profile) -> str:
     """Return the prefix of track names of the core on which the critical path ends; empty for a single core."""
     number = profile.moments.stream_number(profile.critical_path[-1].event) if profile.critical_path else 0
-    return core_label(profile.streams, number)
+    return format_core_label(profile.streams, number)
 
 
 def _make_rates(profile: Profile) -> list[Part]:

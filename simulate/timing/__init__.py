@@ -4,7 +4,7 @@ from simulate.timing.causes import PathStep, Reason
 from simulate.timing.dependences import Dependences, Wait, dependences
 from simulate.timing.listing import listing
 from simulate.timing.readings import Reading, check_reading
-from simulate.timing.schedule import Bracket, bracket, decided_by, schedule
+from simulate.timing.schedule import Bracket, bracket, list_deciding_numbers, schedule
 from simulate.timing.timeline import Slice, SliceKind, Timeline
 from simulate.timing.trace import write_trace
 
@@ -20,8 +20,8 @@ __all__ = [
     "Wait",
     "bracket",
     "check_reading",
-    "decided_by",
     "dependences",
+    "list_deciding_numbers",
     "listing",
     "schedule",
     "write_trace",

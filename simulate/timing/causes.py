@@ -133,7 +133,7 @@ class Path:
     """Critical path of a timeline, found from its end: each step determines the step before it.
 
     `bases` has the number of event 0 of each stream over all streams, and at the end the number of all events. Use an
-    object once: `steps` consumes its state.
+    object once: `find_steps` consumes its state.
     """
 
     def __init__(self, causes: Causes, columns: Columns, bases: tuple[int, ...]) -> None:
@@ -144,11 +144,11 @@ class Path:
         self._until: Phase | None = None
         self._served_ns: float | None = None
 
-    def steps(self) -> tuple[PathStep, ...]:
+    def find_steps(self) -> tuple[PathStep, ...]:
         """Return the steps of the path, first event first; the last step is the event that ends last."""
         columns, services = self._columns, self._causes.services
         last = int(np.argmax(np.maximum(columns.end, columns.ready)))
-        self._continue_with(last, self._finish(last))
+        self._continue_with(last, self._find_last_phase(last))
         self._add_services(services, self._causes.services_until)
         while self._event >= 0:
             self._add_step()
@@ -168,15 +168,15 @@ class Path:
             begin = float(columns.data_start[event])
             self._append(Reason.pool, begin)
             self._continue_with(int(causes.pool[event]), Phase.data, begin)
-            self._add_services(self._services(event, 2 * event + 1), Phase.data)
+            self._add_services(self._list_services(event, 2 * event + 1), Phase.data)
         else:
             reason, cause = Reason(int(causes.reason[event])), int(causes.event[event])
             loads = reason in _AFTER_A_LOAD and columns.table_load[event] >= 0.0
             self._append(reason, float((columns.table_load if loads else columns.start)[event]))
             if reason is Reason.shared:
-                self._add_services(self._services(event, 2 * event), Phase.completion)
+                self._add_services(self._list_services(event, 2 * event), Phase.completion)
             else:
-                self._continue_with(cause, self._awaited(cause, reason))
+                self._continue_with(cause, self._find_awaited_phase(cause, reason))
 
     def _append(self, reason: Reason, enter_ns: float) -> None:
         """Append the current event as a step, without changing the current event."""
@@ -188,7 +188,7 @@ class Path:
         """Make an event the current event, with `until` and `served_ns` of its `PathStep`."""
         self._event, self._until, self._served_ns = event, until, served_ns
 
-    def _awaited(self, cause: int, reason: Reason) -> Phase | None:
+    def _find_awaited_phase(self, cause: int, reason: Reason) -> Phase | None:
         """Return the phase of event `cause` at whose end a wait for it ends, None if the wait ends at its start.
 
         Args:
@@ -196,14 +196,14 @@ class Path:
             reason: Why the waiting event waits.
         """
         if reason is Reason.turn or (reason is Reason.destination and self._columns.on_dma[cause]):
-            return self._finish(cause)
+            return self._find_last_phase(cause)
         return _ENDS_WITH.get(reason)
 
-    def _finish(self, event: int) -> Phase:
+    def _find_last_phase(self, event: int) -> Phase:
         """Return the phase of an event that ends last: completion, or issue if its engine is busy beyond its result."""
         return Phase.completion if self._columns.ready[event] >= self._columns.end[event] else Phase.issue
 
-    def _services(self, event: int, key: int) -> list[Service]:
+    def _list_services(self, event: int, key: int) -> list[Service]:
         """Return the services of the busy period of the DMA engines that an event waited for, first one first.
 
         Events of the services are numbered over all streams. Empty if no busy period is recorded under `key`.
@@ -216,7 +216,7 @@ class Path:
         if moving is None:
             return []
         stream = int(np.searchsorted(self._bases, event, side="right")) - 1
-        return moving.services(self._causes.queues[stream], self._bases[stream])
+        return moving.list_services(self._causes.queues[stream], self._bases[stream])
 
     def _add_services(self, services: Sequence[Service], until: Phase) -> None:
         """Append a step for each service but the first, last one first, and make the first the current event.

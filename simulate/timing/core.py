@@ -20,7 +20,7 @@ from simulate.timing.causes import Reason
 from simulate.timing.cleared import find_omitted_memsets
 from simulate.timing.dependences import Wait
 from simulate.timing.edges import STRIDE, Edges
-from simulate.timing.phases import LANES, OMITTED, Phases, phases_of
+from simulate.timing.phases import LANES, OMITTED, Phases, convert_costs
 from simulate.timing.ports import find_shared_ports
 from simulate.timing.readings import Reading
 from simulate.timing.sharing import DmaEngines, Span
@@ -48,7 +48,7 @@ class Facts:
     """
 
     def __init__(self, stream: Stream, hardware: Hardware) -> None:
-        self.distinct, numbers = phases_of(stream, hardware)
+        self.distinct, numbers = convert_costs(stream, hardware)
         self.phases = [self.distinct[number] for number in numbers.tolist()]
         self.lane_column = np.array([phases.lane for phases in self.distinct], np.int64)[numbers]
         omitted = find_omitted_memsets(stream)
@@ -145,12 +145,12 @@ class Core:
 
         None of them may be a member of a rendezvous.
         """
-        operands_ready, find_start, start_event = self.operands_ready, self.find_start, self.start_event
+        find_ready_moment, find_start, start_event = self.find_ready_moment, self.find_start, self.start_event
         for event in range(first, end):
-            ready_ns, last = operands_ready(event)
+            ready_ns, last = find_ready_moment(event)
             start_event(event, find_start(event, ready_ns, last))
 
-    def operands_ready(self, event: int) -> tuple[float, int]:
+    def find_ready_moment(self, event: int) -> tuple[float, int]:
         """Return the latest moment that an event waits for: its time in ns, and its index in `moments`.
 
         All producers of the event must be placed. Returns (0.0, -1) if the event waits for nothing.
@@ -170,11 +170,13 @@ class Core:
 
         Args:
             event: The event.
-            ready_ns: The time of the latest moment that it waits for, from `operands_ready`.
+            ready_ns: The time of the latest moment that it waits for, from `find_ready_moment`.
         """
         number = event - self.base
         start = (
-            self._core_start(event, number)[0] if self.special[number] else self.free_ns[self.lanes[number]]
+            self._find_core_start(event, number)[0]
+            if self.special[number]
+            else self.free_ns[self.lanes[number]]
         )
         return ready_ns if ready_ns > start else start
 
@@ -185,13 +187,13 @@ class Core:
 
         Args:
             event: The event.
-            ready_ns: The time of the latest moment that it waits for, from `operands_ready`.
+            ready_ns: The time of the latest moment that it waits for, from `find_ready_moment`.
             last: The index of that moment in `moments`, -1 if there is none.
         """
         number = event - self.base
         placed, lane = self.placed, self.lanes[number]
         if self.special[number]:
-            start, cause, reason = self._core_start(event, number)
+            start, cause, reason = self._find_core_start(event, number)
         else:
             start, cause = self.free_ns[lane], self.last[lane]
             reason = _ENGINE if cause >= 0 else _BEGIN
@@ -201,17 +203,17 @@ class Core:
             ends = self.producer_ends
             producers = self.producers[ends[event] : ends[event + 1]]
             if self.phases[number].transfers:
-                blocker = self._blocker(lane)
+                blocker = self._find_blocker(lane)
                 if blocker >= 0:
                     producers.append(blocker - self.base)
-            moved = self.dma.moved(lane, number, producers)
+            moved = self.dma.find_moved_ns(lane, number, producers)
             if moved > start:
-                moving = placed.moving[2 * event] = self.dma.moving(lane)
+                moving = placed.moving[2 * event] = self.dma.find_needed_period(lane)
                 start, cause, reason = moved, moving.last + self.base, _SHARED
         placed.cause[event], placed.reason[event] = cause, reason
         return start
 
-    def _core_start(self, event: int, number: int) -> tuple[float, int, int]:
+    def _find_core_start(self, event: int, number: int) -> tuple[float, int, int]:
         """Return the earliest start in ns that the core itself allows, the event it waits for, and the `Reason`.
 
         Dependences are left out. The event is -1 if it waits for none. Writes `placed.table_load` of an event that
@@ -223,7 +225,7 @@ class Core:
         """
         placed, phases = self.placed, self.phases[number]
         if phases.omitted:
-            return self._omitted_start(event)
+            return self._find_omitted_start(event)
         if not self.ordered:
             return 0.0, -1, _BEGIN
         lane = phases.lane
@@ -236,7 +238,7 @@ class Core:
         if cause < 0:
             reason = _BEGIN
         if phases.transfers:
-            blocker = self._blocker(lane)
+            blocker = self._find_blocker(lane)
             if blocker >= 0 and placed.ready[blocker] > start:
                 return placed.ready[blocker], blocker, int(Reason.outstanding)
             return start, cause, reason
@@ -253,7 +255,7 @@ class Core:
                     start, cause, reason = self.port_free_ns[port], self.port_last[port], _ENGINE
         return start, cause, reason
 
-    def _omitted_start(self, event: int) -> tuple[float, int, int]:
+    def _find_omitted_start(self, event: int) -> tuple[float, int, int]:
         """Return start in ns, awaited event and `Reason` of an omitted event, which takes no engine.
 
         It starts when the results of earlier writes of its engine to the same bytes are ready, since the matmuls that
@@ -266,7 +268,7 @@ class Core:
                 start, cause, reason = moment, producer, _WAITED_FOR[2 * Wait.result]
         return start, cause, reason
 
-    def _blocker(self, lane: int) -> int:
+    def _find_blocker(self, lane: int) -> int:
         """Return the DMA that must be complete before another DMA enters a lane's queue, -1 if the queue has a slot."""
         queue = self.queues[lane]
         return queue[-self.slots] if len(queue) >= self.slots else -1
@@ -282,9 +284,9 @@ class Core:
         lane = phases.lane
         interval_ns, latency_ns = phases.interval_ns, phases.latency_ns
         if lane == _TENSOR and self.weights:
-            interval_ns -= self._saved_load_ns(number, phases)
+            interval_ns -= self._count_saved_ns(number, phases)
         if phases.throttled:
-            slowed_ns, pipeline_ns = self.throttle.added_ns(number, start, interval_ns)
+            slowed_ns, pipeline_ns = self.throttle.compute_delays(number, start, interval_ns)
             interval_ns += slowed_ns
             latency_ns += slowed_ns + pipeline_ns
         end = free = start + interval_ns
@@ -305,7 +307,7 @@ class Core:
         else:
             self.issued[lane].append((start, free - start, number))
         if phases.transfers:
-            read = ready = self._transfer(event, end + phases.first_byte_ns, phases)
+            read = ready = self._move_data(event, end + phases.first_byte_ns, phases)
         else:
             read, ready = end, start + latency_ns
             for producer in self.results.get(event, ()):
@@ -336,7 +338,7 @@ class Core:
         elif self.idle_ns is None and start - self.free_ns[_SCALAR] >= self.table_load_ns:
             self.idle_ns = self.free_ns[_SCALAR]
 
-    def _saved_load_ns(self, index: int, phases: Phases) -> float:
+    def _count_saved_ns(self, index: int, phases: Phases) -> float:
         """Return the ns that a matmul saves if the array contains its stationary operand already, else 0.
 
         In the scheduled reading, this also records the operand as the array's content. The dataflow reading assumes an
@@ -353,7 +355,7 @@ class Core:
             is_loaded = self.uses_of_weights[number] > 1
         return phases.kept_ns if is_loaded else 0.0
 
-    def _transfer(self, event: int, arrival: float, phases: Phases) -> float:
+    def _move_data(self, event: int, arrival: float, phases: Phases) -> float:
         """Carry out the data phase of a DMA, record its begin and end, and return the time of its completion in ns.
 
         Args:

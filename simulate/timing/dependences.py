@@ -80,7 +80,7 @@ class Dependences:
         init=False, default_factory=dict, compare=False, repr=False
     )
 
-    def waits_of(self, event: int) -> Iterator[tuple[int, Wait]]:
+    def list_waits(self, event: int) -> Iterator[tuple[int, Wait]]:
         """Yield (producer, Wait) for every dependence of one event; both events are numbered over all streams."""
         packed = self.packed[self.ends[event] : self.ends[event + 1]]
         return ((number >> 2, Wait(number & 3)) for number in packed.tolist())
@@ -100,11 +100,11 @@ class Dependences:
         if not owners:
             return self
         owned, all_packed = np.append(self.owners, owners), np.append(self.packed, packed)
-        ordered, ends = _by_owner(owned, all_packed, len(self.ends) - 1)
+        ordered, ends = _order_by_owner(owned, all_packed, len(self.ends) - 1)
         return replace(self, packed=ordered, ends=ends)
 
 
-def _by_owner(owners: IntColumn, packed: IntColumn, events: int) -> tuple[IntColumn, IntColumn]:
+def _order_by_owner(owners: IntColumn, packed: IntColumn, events: int) -> tuple[IntColumn, IntColumn]:
     """Order dependences by the events that wait, stably.
 
     Args:
@@ -145,11 +145,11 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
     packed, ends = np.array(tracker.packed, np.int64), np.array([0, *tracker.ends], np.int64)
     if len(streams) > 1:
         owners = np.repeat(np.array(tracker.events, np.int64), np.diff(ends))
-        packed, ends = _by_owner(owners, packed, bases[-1])
+        packed, ends = _order_by_owner(owners, packed, bases[-1])
     waits = Dependences(bases, order, packed, ends, every_read, Uses(tracker))
-    waits = waits.extended(*_states(streams, bases))
-    waits = waits.extended(*_iterations(streams, bases))
-    return waits.extended(*_requested(streams, waits))
+    waits = waits.extended(*_find_state_waits(streams, bases))
+    waits = waits.extended(*_find_iteration_waits(streams, bases))
+    return waits.extended(*_find_requested_waits(streams, waits))
 
 
 class Uses:
@@ -305,7 +305,7 @@ class _Tracker:
                     readers[cell] = {key: event * 4 + _READ}
 
 
-def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _find_state_waits(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Find the dependences of events on the last user of the same registers or random generator.
 
     These belong to one engine, whose pipeline passes them on in order.
@@ -324,7 +324,7 @@ def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[i
     return owners, packed
 
 
-def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _find_iteration_waits(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
     """Find the dependences of the events of a device loop on the event that begins their iteration.
 
     They hold in any order of an engine, because every engine fetches the body anew.
@@ -342,7 +342,7 @@ def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[li
     return owners, packed
 
 
-def _requested(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[int], list[int]]:
+def _find_requested_waits(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[int], list[int]]:
     """Find the dependences that calls of `depends_on` request and `known` lacks.
 
     Returns:
@@ -360,7 +360,7 @@ def _requested(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[in
                     f"event {consumer} ({stream.event(consumer).where}) depends_on event {producer}, which "
                     "is issued later; call depends_on on the later instruction",
                 )
-            if (base + producer, Wait.result) not in known.waits_of(base + consumer):
+            if (base + producer, Wait.result) not in known.list_waits(base + consumer):
                 owners.append(base + consumer)
                 packed.append((base + producer) * 4 + Wait.result)
     return owners, packed

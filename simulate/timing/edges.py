@@ -63,7 +63,7 @@ class Edges:
             kept_ends = [0, *np.cumsum(kept).tolist()]
             self.producer_ends = [kept_ends[end] for end in self.ends]
 
-    def followers(self) -> tuple[list[int], list[int], list[int]]:
+    def list_followers(self) -> tuple[list[int], list[int], list[int]]:
         """Return the events that wait for each event, for list scheduling between two rendezvous.
 
         Dependences across a rendezvous are left out, because their producers are placed already.

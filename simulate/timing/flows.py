@@ -46,7 +46,7 @@ class EventSlices:
         self.last[event] = position
 
 
-def dependence_arrows(waits: Dependences, slices: EventSlices, first_id: int) -> Iterator[dict[str, Any]]:
+def make_arrows(waits: Dependences, slices: EventSlices, first_id: int) -> Iterator[dict[str, Any]]:
     """Yield the trace events of the arrows of one launch, two for each arrow, in the order of the waiting events.
 
     There is no arrow for a dependence inside one track, for an event without a slice, or if the producer's slice
@@ -60,18 +60,20 @@ def dependence_arrows(waits: Dependences, slices: EventSlices, first_id: int) ->
     number = first_id
     for event, consumer in enumerate(slices.first):
         seen = set()
-        for producer, wait in waits.waits_of(event):
+        for producer, wait in waits.list_waits(event):
             source = slices.last[producer]
             if consumer is None or source is None or producer in seen:
                 continue
             if source[:2] == consumer[:2] or source.start > consumer.start:
                 continue
             seen.add(producer)
-            yield from arrow(_WAIT_NAMES[wait], number, source, consumer)
+            yield from make_arrow(_WAIT_NAMES[wait], number, source, consumer)
             number += 1
 
 
-def arrow(name: str, number: int, source: SlicePosition, consumer: SlicePosition) -> Iterator[dict[str, Any]]:
+def make_arrow(
+    name: str, number: int, source: SlicePosition, consumer: SlicePosition
+) -> Iterator[dict[str, Any]]:
     """Yield the two trace events of one arrow, its start ("ph": "s") and its end ("ph": "f").
 
     Args:
@@ -81,11 +83,11 @@ def arrow(name: str, number: int, source: SlicePosition, consumer: SlicePosition
         consumer: The slice at whose start the arrow ends.
     """
     leaves = max(source.start, min(source.end - 1, consumer.start))
-    yield _end("s", name, number, source, leaves)
-    yield {**_end("f", name, number, consumer, consumer.start), "bp": "e"}
+    yield _make_end("s", name, number, source, leaves)
+    yield {**_make_end("f", name, number, consumer, consumer.start), "bp": "e"}
 
 
-def _end(phase: str, name: str, number: int, position: SlicePosition, moment: int) -> dict[str, Any]:
+def _make_end(phase: str, name: str, number: int, position: SlicePosition, moment: int) -> dict[str, Any]:
     """Return the trace event of one end of an arrow, at `moment` ns on the thread of a slice."""
     return {
         "name": name,

@@ -56,7 +56,7 @@ OMITTED = Phases(LANES[Engine.tensor], on_dma=False, transfers=False, interval_n
 """Phases of an event that the compiler omits: it takes no time, but other events may still depend on it."""
 
 
-def phases_of(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray[np.int64]]:
+def convert_costs(stream: Stream, hardware: Hardware) -> tuple[list[Phases], NDArray[np.int64]]:
     """Return the distinct phases of a stream's events, and for every event the index of its phases in that list."""
     costs = np.frombuffer(stream.cost_ids, np.uint32).astype(np.int64)
     engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)

@@ -38,13 +38,13 @@ def find_shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...
 
     A memory port counts only if at least two engines of the stream use it. The list is empty if no event takes a port.
     """
-    memory_ports, cells = _memory_ports(stream, hardware), _cells(stream, hardware)
+    memory_ports, cells = _find_memory_ports(stream, hardware), _find_cells(stream, hardware)
     if not memory_ports or not cells:
         return memory_ports or cells
     return [ports + array_cells for ports, array_cells in zip(memory_ports, cells)]
 
 
-def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
+def _find_cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """Return for every event the ports of the array's cells that it takes; an empty list if no matmul takes a tile."""
     taken = [tuple(_CELLS - cell for cell in cost.cells) for cost in stream.costs]
     if not any(taken):
@@ -58,7 +58,7 @@ def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     ]
 
 
-def _memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
+def _find_memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     """Return for every event its ports to SBUF and PSUM that two engines use; an empty list if there are none."""
     present = set(stream.engines)
     if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):

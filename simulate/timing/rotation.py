@@ -30,7 +30,7 @@ from simulate.timing.dependences import Dependences, Wait
 _START = int(Wait.start)
 
 
-def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
+def add_room_waits(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
     """Return the dependences, extended by the waits of new tiles for the bytes of earlier tiles in SBUF and PSUM.
 
     The result is kept in `waits.with_room` by the sizes of the memories, since it depends on no time.
@@ -100,14 +100,14 @@ def _find_successors(
         while live and live[0][0] < start:
             end, ended, released = heappop(live)
             for number, size in released.items():
-                free[number].give(size, end, ended)
+                free[number].release(size, end, ended)
         need = records[tile].row_bytes
         chosen = min(
             (
                 range(quadrants.start * shares // QUADRANTS, -(-quadrants.stop * shares // QUADRANTS))
                 for quadrants in quadrant_choices(records[tile].shape[0])
             ),
-            key=lambda numbers: max(free[number].freed(need) for number in numbers),
+            key=lambda numbers: max(free[number].find_free_since(need) for number in numbers),
         )
         # Less than the tile needs if the live tiles, placed in this order, leave gaps: no wait would close them.
         taken = {number: min(need, free[number].bytes) for number in chosen}
@@ -131,9 +131,9 @@ def _free_beyond_fixed(
     """
     for start in range(0, shares * partitions, partitions):
         overlapping = (
-            tile for tile in fixed if _overlap(_rows_of(stream, tile), (start, start + partitions))
+            tile for tile in fixed if _overlap(_get_partitions(stream, tile), (start, start + partitions))
         )
-        yield max(0, limit - max((_bytes_of(stream, tile)[1] for tile in overlapping), default=0))
+        yield max(0, limit - max((_get_byte_range(stream, tile)[1] for tile in overlapping), default=0))
 
 
 class _Free:
@@ -147,12 +147,12 @@ class _Free:
         self.bytes = limit
         self._pieces = deque([(limit, -1, -1)])  # bytes, last use and number of the tile that had them
 
-    def give(self, size: int, last_use: int, tile: int) -> None:
+    def release(self, size: int, last_use: int, tile: int) -> None:
         """Add the `size` bytes that a tile had to the free bytes; `last_use` is the tile's last event."""
         self.bytes += size
         self._pieces.append((size, last_use, tile))
 
-    def freed(self, need: int) -> tuple[float, int]:
+    def find_free_since(self, need: int) -> tuple[float, int]:
         """Return a key by which the share whose bytes have been free longest comes first, without taking any bytes.
 
         Returns:
@@ -191,19 +191,20 @@ def _find_at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[i
     """
     visible: list[int] = []
     for tile in tiles:
-        rows, columns = _rows_of(stream, tile), _bytes_of(stream, tile)
+        rows, columns = _get_partitions(stream, tile), _get_byte_range(stream, tile)
         old = [
             earlier
             for earlier in visible
             if stream.last_use[earlier] < stream.first_use[tile]
-            and _overlap(rows, _rows_of(stream, earlier))
-            and _overlap(columns, _bytes_of(stream, earlier))
+            and _overlap(rows, _get_partitions(stream, earlier))
+            and _overlap(columns, _get_byte_range(stream, earlier))
         ]
         # A tile that overlaps a covered one overlaps its successor as well.
         hidden = {
             earlier
             for earlier in old
-            if _within(_rows_of(stream, earlier), rows) and _within(_bytes_of(stream, earlier), columns)
+            if _within(_get_partitions(stream, earlier), rows)
+            and _within(_get_byte_range(stream, earlier), columns)
         }
         visible = [earlier for earlier in visible if earlier not in hidden]
         visible.append(tile)
@@ -211,14 +212,14 @@ def _find_at_addresses(stream: Stream, tiles: Sequence[int]) -> Iterator[tuple[i
             yield tile, tuple(old)
 
 
-def _rows_of(stream: Stream, tile: int) -> tuple[int, int]:
+def _get_partitions(stream: Stream, tile: int) -> tuple[int, int]:
     """Return the first partition of a tile and the partition after its last; from 0 without an `address=`."""
     record = stream.tensors[tile]
     first = record.address[0] if record.address else 0
     return first, first + record.shape[0]
 
 
-def _bytes_of(stream: Stream, tile: int) -> tuple[int, int]:
+def _get_byte_range(stream: Stream, tile: int) -> tuple[int, int]:
     """Return the first byte of a tile in a partition and the byte after its last; from 0 without an `address=`."""
     record = stream.tensors[tile]
     first = record.address[1] if record.address else 0

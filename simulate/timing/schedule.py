@@ -60,9 +60,9 @@ from simulate.timing.core import Core, Facts
 from simulate.timing.dependences import Dependences, dependences
 from simulate.timing.edges import STRIDE, Edges
 from simulate.timing.readings import Reading, check_reading
-from simulate.timing.rotation import with_room
+from simulate.timing.rotation import add_room_waits
 from simulate.timing.scheduled import ListScheduler
-from simulate.timing.sharing import Service, last_busy_period
+from simulate.timing.sharing import Service, find_last_busy_period
 from simulate.timing.timeline import Placed, Timeline, build_timeline
 
 
@@ -100,13 +100,13 @@ def schedule(
     if reading is not Reading.scheduled:
         waits = waits or dependences(streams)
         if reading is not Reading.dataflow:
-            waits = with_room(streams, hardware, waits)
+            waits = add_room_waits(streams, hardware, waits)
         return build_timeline(
             streams, hardware, reading, waits.bases, _Launch(streams, hardware, waits).place_events(reading)
         )
     if waits is None or not waits.every_read:
         waits = dependences(streams, every_read=True)
-    waits = with_room(streams, hardware, waits)
+    waits = add_room_waits(streams, hardware, waits)
     launch = _Launch(streams, hardware, waits)
     placed = launch.place_events(reading)
     if not placed.in_order:  # otherwise program order gives the same
@@ -134,7 +134,7 @@ _THROTTLED = (
 )
 
 
-def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]:
+def list_deciding_numbers(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]:
     """Return all numbers that decide the schedule of a launch, as a key for comparing two records of one chip.
 
     These are costs, clocks, waits, the throttle and shared ports. If the keys of two records that differ in times only
@@ -184,23 +184,23 @@ class _Launch:
                 run(core, event, event + end - first)
         placed.queues = [core.dma.queues for core in cores]
         for core in cores:
-            for done_ns, services, until in _final_work(core):
+            for done_ns, services, until in _list_final_work(core):
                 if done_ns > placed.done_ns:
                     placed.done_ns, placed.services_until = done_ns, until
                     placed.services = services
         return placed
 
 
-def _final_work(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
+def _list_final_work(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
     """Yield (end in ns, last services, their last phase) for work of a core that only the end of the launch waits for.
 
     This is the work of the DMA engines if several queues share them or in the dataflow reading; there also the work of
     each engine. The services are those of the last busy period.
     """
     if core.shared or not core.ordered:
-        yield *core.dma.finished(core.base), Phase.completion
+        yield *core.dma.find_end(core.base), Phase.completion
     for spans in core.issued:
-        services = last_busy_period(spans, core.base)
+        services = find_last_busy_period(spans, core.base)
         if services:
             yield services[-1].end_ns, services, Phase.issue
 
@@ -213,7 +213,7 @@ def _place_rendezvous(cores: Sequence[Core], events: Sequence[int], placed: Plac
         events: The event of each of these cores.
         placed: The times, to which start, cause and result of the events are written.
     """
-    starts = [core.find_start(event, *core.operands_ready(event)) for core, event in zip(cores, events)]
+    starts = [core.find_start(event, *core.find_ready_moment(event)) for core, event in zip(cores, events)]
     start_ns = max(starts)
     last = events[starts.index(start_ns)]
     for core, event, start in zip(cores, events, starts):

@@ -28,7 +28,7 @@ class ListScheduler:
     """
 
     def __init__(self, edges: Edges) -> None:
-        self._followers, self._ends, self._missing = edges.followers()
+        self._followers, self._ends, self._missing = edges.list_followers()
 
     def run(self, core: Core, first: int, end: int) -> None:
         """Place the events of a core from `first` up to, but not including, `end`, as the policy orders them."""
@@ -70,7 +70,7 @@ class _Ready:
             self._position.append(len(events))
             events.append(event)
         self._placed = bytearray(end - first)
-        self.operands = [(0.0, -1)] * (end - first)  # results of `Core.operands_ready`
+        self.operands = [(0.0, -1)] * (end - first)  # results of `Core.find_ready_moment`
         self._oldest = [0] * engines  # the position where the window begins
         self._beyond: list[list[int]] = [[] for _ in range(engines)]  # ready, but not in the window yet
         self._later: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
@@ -85,7 +85,7 @@ class _Ready:
             heappush(self._beyond[lane], event)
             return
         core = self._core
-        operands = self.operands[number] = core.operands_ready(event)
+        operands = self.operands[number] = core.find_ready_moment(event)
         start, free_ns = core.estimate_start(event, operands[0]), self._free_ns[lane]
         if start <= free_ns:
             heappush(self._at_once[lane], event)

@@ -47,7 +47,7 @@ class Moving(NamedTuple):
     counts: tuple[int, ...]
     last: int
 
-    def services(self, queues: Sequence[Sequence[Span]], base: int) -> list[Service]:
+    def list_services(self, queues: Sequence[Sequence[Span]], base: int) -> list[Service]:
         """Return the services of these DMAs in order of time, with events numbered over all streams.
 
         Args:
@@ -59,10 +59,10 @@ class Moving(NamedTuple):
             for queue, count in zip(queues, self.counts)
             for span in queue[bisect_left(queue, (self.since_ns,), hi=count) : count]
         )
-        return last_busy_period(spans, base)
+        return find_last_busy_period(spans, base)
 
 
-def last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
+def find_last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
     """Return the services after the last pause, if the engines do one piece of work after another, by begin.
 
     A piece of work starts at its begin, or when the work before it ends. Work that takes no time is left out.
@@ -120,7 +120,7 @@ class DmaEngines:
         self._before_engine = [_Moved(queues) for _ in range(engines)]
         self._before_queue = [_Moved(queues) for _ in queues]
 
-    def moved(self, engine: int, event: int, producers: list[int]) -> float:
+    def find_moved_ns(self, engine: int, event: int, producers: list[int]) -> float:
         """Return the time in ns at which the DMA engines can have moved all DMAs that an event needs.
 
         Includes the shortest completion. Returns 0 if earlier events of the engine waited for all of them. Records the
@@ -146,9 +146,9 @@ class DmaEngines:
                 more = True
         return needed.end_ns + self._completion_ns if more else 0.0
 
-    def moving(self, engine: int) -> Moving:
+    def find_needed_period(self, engine: int) -> Moving:
         """Return the last busy period of the DMAs that events of an engine have needed so far; there must be one."""
-        return self._before_engine[engine].last_period()
+        return self._before_engine[engine].find_last_period()
 
     def request(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> None:
         """Append a DMA to its engine's queue that begins at `arrival_ns`, however busy the DMA engines are."""
@@ -159,7 +159,7 @@ class DmaEngines:
     ) -> tuple[float, float, int, Moving | None]:
         """Append a DMA to its engine's queue, and move its data when earlier DMAs of the queue allow it.
 
-        If queues are shared, it also waits for the DMAs that `moved` recorded as needed by its event.
+        If queues are shared, it also waits for the DMAs that `find_moved_ns` recorded as needed by its event.
 
         Args:
             engine: The engine that triggers the DMA.
@@ -182,7 +182,7 @@ class DmaEngines:
                 if needs[event] > before.counts[other_queue]:
                     before.include(other_queue, needs[event])
             if before.end_ns > begin:
-                begin, last, moving = before.end_ns, before.last, before.last_period()
+                begin, last, moving = before.end_ns, before.last, before.find_last_period()
             before.add(number, begin, busy_ns, event)
             for needs, count in zip(self._needs, before.counts):
                 needs[event] = count
@@ -190,7 +190,7 @@ class DmaEngines:
         end = self._free_ns[number] = begin + busy_ns
         return begin, end, last, moving
 
-    def finished(self, base: int) -> tuple[float, list[Service]]:
+    def find_end(self, base: int) -> tuple[float, list[Service]]:
         """Return the time in ns at which all DMAs so far can be complete, and the services of the last busy period.
 
         Returns (0.0, []) without DMAs.
@@ -198,7 +198,7 @@ class DmaEngines:
         Args:
             base: The number of event 0 of the core over all streams, which is added to the events of the services.
         """
-        services = last_busy_period(chain.from_iterable(self.queues), base)
+        services = find_last_busy_period(chain.from_iterable(self.queues), base)
         return (services[-1].end_ns + self._completion_ns if services else 0.0), services
 
 
@@ -247,7 +247,7 @@ class _Moved:
             self._last_ns, self.last = begin, event
         self.counts[queue] += 1
 
-    def last_period(self) -> Moving:
+    def find_last_period(self) -> Moving:
         """Return the busy period since the engines were idle last; the set must not be empty."""
         return Moving(self._starts[-1], tuple(self.counts), self.last)
 

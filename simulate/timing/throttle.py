@@ -40,7 +40,7 @@ class Throttle:
             self.done_ns = [0.0, *accumulate([streamed[number] for number in stream.cost_ids])]
             self.loading_ns = [loaded / hardware.hbm_gb_per_s_per_core for loaded in _loaded_bytes(stream)]
 
-    def added_ns(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
+    def compute_delays(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
         """Return the ns that the throttle adds to the issue interval of an event, and those it adds for the pipeline.
 
         The latency of the event grows by the sum of both. Both are 0 if the throttle is open. With a busy fraction of

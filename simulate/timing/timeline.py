@@ -157,7 +157,7 @@ class Timeline:
     def busy_ns(self) -> dict[str, float]:
         """Time in ns during which at least one slice is on a track, by the track's name."""
         return {
-            name: _union_length(self.start_ns[self.track == number], self.end_ns[self.track == number])
+            name: _measure_union(self.start_ns[self.track == number], self.end_ns[self.track == number])
             for number, name in enumerate(self.tracks)
         }
 
@@ -184,13 +184,13 @@ class Timeline:
             self.start_ns[is_main],
             self.end_ns[is_main],
             self.ready_ns[is_main],
-            self._begins(SliceKind.table_load),
-            self._begins(SliceKind.transfer),
+            self._find_begins(SliceKind.table_load),
+            self._find_begins(SliceKind.transfer),
             self.slice_kind[is_main] == SliceKind.trigger,
         )
-        return Path(self.causes, columns, self.bases).steps()
+        return Path(self.causes, columns, self.bases).find_steps()
 
-    def _begins(self, slice_kind: SliceKind) -> FloatColumn:
+    def _find_begins(self, slice_kind: SliceKind) -> FloatColumn:
         """Return the begin in ns of the slice of a kind, for every event over all streams; -1 where there is none."""
         begins, rows = np.full(self.bases[-1], -1.0), np.flatnonzero(self.slice_kind == slice_kind)
         begins[np.array(self.bases)[self.stream[rows]] + self.event[rows]] = self.start_ns[rows]
@@ -217,8 +217,12 @@ def build_timeline(
     )
     numbers = np.arange(len(start))
     owner = np.repeat(np.arange(len(streams)), [len(stream) for stream in streams])
-    on_dma = np.concatenate([np.zeros(0, bool), *(_column(s.engines) == Engine.dma.value for s in streams)])
-    lane = _lanes(np.concatenate([np.zeros(0, np.uint8), *(_column(stream.triggers) for stream in streams)]))
+    on_dma = np.concatenate(
+        [np.zeros(0, bool), *(_view_bytes(s.engines) == Engine.dma.value for s in streams)]
+    )
+    lane = _find_lanes(
+        np.concatenate([np.zeros(0, np.uint8), *(_view_bytes(stream.triggers) for stream in streams)])
+    )
     engine_track = owner * len(TRACKS) + lane
     loads, transfers = np.flatnonzero(load >= 0.0), np.flatnonzero(data_start >= 0.0)
     rows = np.concatenate([numbers, loads, transfers])
@@ -233,7 +237,7 @@ def build_timeline(
     begin = np.concatenate([start, load[loads], data_start[transfers]])
     until = np.concatenate([end, load[loads] + hardware.activation_table_load_ns, data_end[transfers]])
     order = np.lexsort((slice_kinds, rows))
-    names, renumbered = _tracks(streams, track)
+    names, renumbered = _list_tracks(streams, track)
     last_slice_ns = max(float(end.max(initial=0.0)), float(ready.max(initial=0.0)))
     return Timeline(
         reading=reading,
@@ -261,7 +265,7 @@ def build_timeline(
     )
 
 
-def core_label(streams: Sequence[Stream], number: int) -> str:
+def format_core_label(streams: Sequence[Stream], number: int) -> str:
     """Return the name of a core in reports, such as "rank 1" or "rank 1 core 0"; empty if the launch has one core.
 
     Args:
@@ -275,12 +279,12 @@ def core_label(streams: Sequence[Stream], number: int) -> str:
     return f"rank {stream.rank}" + (f" core {stream.core}" if shared else "")
 
 
-def _column(column: object) -> NDArray[np.uint8]:
+def _view_bytes(column: object) -> NDArray[np.uint8]:
     """View a column of bytes of a stream as an array."""
     return np.frombuffer(column, np.uint8)  # type: ignore[call-overload, no-any-return]
 
 
-def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
+def _find_lanes(triggers: NDArray[np.uint8]) -> IntColumn:
     """Return the index in `ENGINES` of each triggering engine; engines without a stream count as the Sync engine."""
     table = np.full(max(engine.value for engine in Engine) + 1, ENGINES.index(Engine.sync))
     for lane, engine in enumerate(ENGINES):
@@ -288,7 +292,7 @@ def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
     return table[triggers]
 
 
-def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...], IntColumn]:
+def _list_tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...], IntColumn]:
     """List the tracks of a launch by name: all engines of each core, and the DMA queues that have slices.
 
     Args:
@@ -302,7 +306,7 @@ def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...]
     names: list[str] = []
     renumbered = np.full(len(streams) * len(TRACKS), -1)
     for core in range(len(streams)):
-        label = core_label(streams, core)
+        label = format_core_label(streams, core)
         prefix = f"{label} " if label else ""
         for slot in range(len(TRACKS)):
             raw = core * len(TRACKS) + slot
@@ -312,7 +316,7 @@ def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...]
     return tuple(names), renumbered
 
 
-def _union_length(start: FloatColumn, end: FloatColumn) -> float:
+def _measure_union(start: FloatColumn, end: FloatColumn) -> float:
     """Return the length in ns of the union of intervals, given their starts and ends; 0 without intervals."""
     if not len(start):
         return 0.0

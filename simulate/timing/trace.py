@@ -20,8 +20,8 @@ from simulate.lines import location
 from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
-from simulate.timing.flows import EventSlices, SlicePosition, dependence_arrows
-from simulate.timing.timeline import TRACKS, Slice, SliceKind, Timeline, core_label
+from simulate.timing.flows import EventSlices, SlicePosition, make_arrows
+from simulate.timing.timeline import TRACKS, Slice, SliceKind, Timeline, format_core_label
 
 _CATEGORIES = {
     SliceKind.table_load: "table load",
@@ -69,14 +69,16 @@ def _events(launches: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]])
         processes = [stream.rank * 2 + stream.core + 1 for stream in streams]
         for number, process in enumerate(processes):
             if (process, 0) not in named:
-                yield title_event("process_name", process, 0, core_label(streams, number) or "NeuronCore")
-            yield from thread_events(named, process, 0, _KERNELS)
-            yield slice_event(label, "kernel", process, 0, offset, offset + length, {})
+                yield make_title_event(
+                    "process_name", process, 0, format_core_label(streams, number) or "NeuronCore"
+                )
+            yield from make_thread_events(named, process, 0, _KERNELS)
+            yield make_slice_event(label, "kernel", process, 0, offset, offset + length, {})
         event_slices = EventSlices(timeline.bases[-1])
         yield from _slices(streams, timeline, processes, offset, named, event_slices)
         if id(launch_streams) not in known:
             known[id(launch_streams)] = dependences(streams)
-        for end in dependence_arrows(known[id(launch_streams)], event_slices, arrows):
+        for end in make_arrows(known[id(launch_streams)], event_slices, arrows):
             arrows = end["id"] + 1
             yield end
         offset += length
@@ -103,7 +105,7 @@ def _slices(
     lanes = [Lanes() for _ in timeline.tracks]
     number_of = {track: number for number, track in enumerate(timeline.tracks)}
     names = [_Names(stream) for stream in streams]
-    labels = [core_label(streams, number) for number in range(len(streams))]
+    labels = [format_core_label(streams, number) for number in range(len(streams))]
     for piece in timeline.by_start():
         if piece.slice_kind is SliceKind.instruction and piece.start_ns == piece.end_ns:
             continue
@@ -112,7 +114,7 @@ def _slices(
         process = processes[piece.stream]
         short = piece.track.removeprefix(f"{labels[piece.stream]} ")
         thread = 1 + TRACKS.index(short) * LANES_MAX + lane
-        yield from thread_events(named, process, thread, short)
+        yield from make_thread_events(named, process, thread, short)
         event, position = (
             timeline.bases[piece.stream] + piece.event,
             SlicePosition(process, thread, start, end),
@@ -122,7 +124,7 @@ def _slices(
         elif piece.slice_kind is not SliceKind.table_load:
             event_slices.instruction(event, position)
         called = names[piece.stream]
-        yield slice_event(*called.title(piece), process, thread, start, end, called.details(piece))
+        yield make_slice_event(*called.title(piece), process, thread, start, end, called.details(piece))
 
 
 class Lanes:
@@ -185,7 +187,7 @@ class _Names:
         return details
 
 
-def slice_event(
+def make_slice_event(
     name: str, category: str, process: int, thread: int, start: int, end: int, details: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the trace event of a slice from `start` to `end`, given in ns, with `details` as its "args"."""
@@ -201,7 +203,7 @@ def slice_event(
     }
 
 
-def title_event(title_type: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def make_title_event(title_type: str, process: int, thread: int, name: str) -> dict[str, Any]:
     """Return the trace event that names a process or a thread.
 
     Args:
@@ -213,7 +215,7 @@ def title_event(title_type: str, process: int, thread: int, name: str) -> dict[s
     return {"name": title_type, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def thread_events(
+def make_thread_events(
     named: set[tuple[int, int]], process: int, thread: int, name: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the two trace events with the name and the order of a thread; none if it is in `named`.
@@ -227,7 +229,7 @@ def thread_events(
     if (process, thread) in named:
         return
     named.add((process, thread))
-    yield title_event("thread_name", process, thread, name)
+    yield make_title_event("thread_name", process, thread, name)
     yield {
         "name": "thread_sort_index",
         "ph": "M",

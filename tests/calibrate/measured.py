@@ -12,7 +12,7 @@ from simulate.bundle.entries import DEVICE
 from simulate.calibrate.measurement import Measurement, make_predictor
 from simulate.calibrate.numbers import Parameter, change_record
 from simulate.hardware import hardware
-from simulate.hardware.overlay import standing_in
+from simulate.hardware.overlay import use_stand_in
 from simulate.timing import Reading
 
 KERNEL = f"{Path(__file__).with_name('micro.py')}:micro"
@@ -36,7 +36,7 @@ def times(
 ) -> list[float]:
     """Return the times, in ns, of kernels on a chip whose numbers are `factors` times the record's."""
     changes = {Parameter(name): math.log(factor) for name, factor in factors.items()}
-    with standing_in(change_record(hardware(target), changes)):
+    with use_stand_in(change_record(hardware(target), changes)):
         return [prediction() for prediction in predictions]
 
 

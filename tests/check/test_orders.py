@@ -104,7 +104,7 @@ def test_the_dependences_of_timing_are_enough_for_the_same_bytes(seed: int) -> N
     launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
     (stream,) = launch.streams
     graph = dependences(stream, every_read=True)
-    before = [{producer for producer, _ in graph.waits_of(event)} for event in range(len(stream))]
+    before = [{producer for producer, _ in graph.list_waits(event)} for event in range(len(stream))]
     expected = launch.run(range(len(launch)))
     for number in range(6):
         assert launch.run(order_randomly(before, number)) == expected

@@ -19,7 +19,7 @@ from nkw.commands import main as nkw
 from nkw.errors import InvalidArgument
 from nkw.targets import HARDWARE_VARIABLE
 from simulate.hardware import TARGETS, Hardware, hardware, use_overlay
-from simulate.hardware.overlay import _object, replaceable
+from simulate.hardware.overlay import _build_object, is_replaceable
 from simulate.timing import schedule
 from tests.bytecode_count import CountedName
 
@@ -92,7 +92,7 @@ def test_an_overlay_without_numbers_changes_nothing() -> None:
 
 def test_every_number_of_times_and_no_other_can_be_replaced() -> None:
     types = {field.name: field.type for field in fields(Hardware) if field.name != "provenance"}
-    limits = {name for name in types if not replaceable(name)}
+    limits = {name for name in types if not is_replaceable(name)}
     assert {"partitions", "sbuf_usable_bytes_per_partition", "hbm_bytes_per_core", "dma_engines"} <= limits
     assert {"mx", "activity_throttle", "matmul_tile_sizes", "name", "matmul_fp32_passes"} <= limits
     assert all("ghz" not in limit and not limit.endswith(("_ns", "_cycles", "_per_s")) for limit in limits)
@@ -264,6 +264,6 @@ def test_a_repeated_name_is_found_without_comparing_all_pairs_of_names() -> None
     names = [CountedName(f"name{number}") for number in range(2000)]
     CountedName.comparisons = 0
     with pytest.raises(InvalidArgument, match="the key 'name1999' occurs twice in one object"):
-        _object([(name, 0) for name in [*names, CountedName("name1999")]], "measured.json")
+        _build_object([(name, 0) for name in [*names, CountedName("name1999")]], "measured.json")
     assert CountedName.comparisons <= len(names), "every name but the repeated one is new"
-    assert _object([(name, 0) for name in names], "measured.json") == dict.fromkeys(names, 0)
+    assert _build_object([(name, 0) for name in names], "measured.json") == dict.fromkeys(names, 0)

@@ -6,7 +6,7 @@ import pytest
 
 from nkw.errors import InvalidArgument
 from simulate.hardware import INSTANCES, Hardware, hardware, instance
-from simulate.hardware.topology import across
+from simulate.hardware.topology import add_group_across
 from simulate.isa import dma_costs
 
 MB = 1_000_000
@@ -124,7 +124,7 @@ def test_several_instances_agree_with_the_sweeps_over_nodes() -> None:
     one = hardware("trn1.32xlarge")
     for nodes, measured_us in ((2, 355.2), (4, 705.4)):
         ranks_per_node = 32 // nodes
-        spread = across(
+        spread = add_group_across(
             one, nodes, ranks_per_node, 100.0 * ranks_per_node / 32, one.collective_efa_step_ns, "test"
         )
         assert all_reduce_us(spread, 32, 262_144) == pytest.approx(measured_us, rel=0.02)

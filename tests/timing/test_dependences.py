@@ -13,7 +13,7 @@ from tests.timing.streams import Builder, box, dma_cost, random_streams
 
 def waits(build: Builder) -> list[list[tuple[int, Wait]]]:
     graph = dependences(build.stream)
-    return [sorted(graph.waits_of(event)) for event in range(len(build.stream))]
+    return [sorted(graph.list_waits(event)) for event in range(len(build.stream))]
 
 
 def test_the_last_writer_and_the_reads_since_it_count() -> None:
@@ -131,7 +131,7 @@ def test_cores_of_a_rank_meet_in_shared_memory_only() -> None:
     second.dma((shared,), (), dma_cost(1.0), Engine.sync)
     other.dma((elsewhere,), (), dma_cost(1.0), Engine.sync)
     graph = dependences([first.stream, second.stream, other.stream])
-    assert [list(graph.waits_of(event)) for event in range(3)] == [[], [(0, Wait.result)], []]
+    assert [list(graph.list_waits(event)) for event in range(3)] == [[], [(0, Wait.result)], []]
 
 
 def test_cores_take_turns_in_the_order_of_their_numbers_between_rendezvous() -> None:
@@ -144,7 +144,7 @@ def test_cores_take_turns_in_the_order_of_their_numbers_between_rendezvous() -> 
             build.event(Engine.sync, rendezvous=rendezvous)
     graph = dependences([build.stream for build in cores])
     writes = [graph.bases[core] + event for event, core in ((0, 0), (0, 1), (0, 2), (2, 2), (2, 0), (2, 1))]
-    assert [list(graph.waits_of(write)) for write in writes] == [
+    assert [list(graph.list_waits(write)) for write in writes] == [
         [],
         *([(before, Wait.result)] for before in writes[:-1]),
     ]
@@ -158,7 +158,7 @@ def test_the_members_of_a_rendezvous_do_not_wait_for_each_other() -> None:
     second.event(Engine.sync, reads=(shared,), rendezvous=0)
     second.dma((shared,), (), dma_cost(1.0), Engine.sync)
     graph = dependences([first.stream, second.stream])
-    assert [list(graph.waits_of(event)) for event in range(3)] == [[], [], [(0, Wait.result)]]
+    assert [list(graph.list_waits(event)) for event in range(3)] == [[], [], [(0, Wait.result)]]
 
 
 def test_values_and_cost_have_no_influence() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from simulate.calibrate.numbers import change_record, list_parameters
 from simulate.hardware import TARGETS, hardware
-from simulate.hardware.overlay import standing_in
+from simulate.hardware.overlay import use_stand_in
 from simulate.run import Launch
-from simulate.timing import Reading, decided_by, dependences, schedule
+from simulate.timing import Reading, dependences, list_deciding_numbers, schedule
 from tests.timing import kernels
 
 
@@ -40,7 +40,7 @@ def test_a_launch_by_another_record_is_that_of_launching_by_it(target: str) -> N
     other = change_record(
         chip, {parameter: math.log(generator.uniform(0.5, 2.0)) for parameter in list_parameters(chip)}
     )
-    with standing_in(other):
+    with use_stand_in(other):
         wanted = launches(target)
     for done, new in zip(launches(target), wanted, strict=True):
         again = done.on(other)
@@ -56,10 +56,10 @@ def test_a_launch_by_another_record_is_that_of_launching_by_it(target: str) -> N
 def test_records_that_decide_alike_give_equal_schedules(target: str) -> None:
     chip = hardware(target)
     for done in launches(target):
-        before, decided, alike = lengths(done), decided_by(done.streams, done.hardware), 0
+        before, decided, alike = lengths(done), list_deciding_numbers(done.streams, done.hardware), 0
         for number in list_parameters(chip):
             other = done.on(change_record(chip, {number: 0.25 * number.slower}))
-            if decided_by(other.streams, other.hardware) == decided:
+            if list_deciding_numbers(other.streams, other.hardware) == decided:
                 assert lengths(other) == before, number
                 alike += 1
         assert 0 < alike < len(list_parameters(chip))

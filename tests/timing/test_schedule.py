@@ -395,13 +395,13 @@ def test_a_set_of_dmas_takes_the_engines_as_long_as_they_do_in_order_of_arrival(
         engines = DmaEngines(5, (0, 1), 0.0, 13, shared=True)
         for event, (begin, busy) in enumerate(sorted(spans[:6]) + sorted(spans[6:])):
             lane = int(event >= 6)
-            engines.moved(lane, event, [])
+            engines.find_moved_ns(lane, event, [])
             spans[event] = engines.serve(lane, event, begin, busy)[0], busy
         end = 0.0
         for begin, busy in sorted(spans):
             end = max(end, begin) + busy if busy else end
-        assert engines.moved(2, 12, [5, 11]) == end
-        assert engines.finished(0)[0] == end
+        assert engines.find_moved_ns(2, 12, [5, 11]) == end
+        assert engines.find_end(0)[0] == end
 
 
 def test_a_stalled_event_lets_later_ones_of_its_engine_pass_when_scheduled() -> None:

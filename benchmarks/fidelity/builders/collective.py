@@ -11,7 +11,7 @@ from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run, Schedule, 
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import collectives
 from simulate.hardware import INSTANCES, hardware, instance
-from simulate.hardware.topology import across
+from simulate.hardware.topology import add_group_across
 
 _NODE = "trn1.32xlarge"  # which the sweeps over several nodes are consistent with
 
@@ -38,7 +38,9 @@ def build(entry: Entry) -> Case:
         ranks_per_node, node = ranks // nodes, instance(_NODE)
         assert node.efa_gbit_per_s is not None
         efa = node.efa_gbit_per_s / 8 * ranks_per_node / node.physical_cores
-        chip = across(hardware(_NODE), nodes, ranks_per_node, efa, chip.collective_efa_step_ns, entry.kernel)
+        chip = add_group_across(
+            hardware(_NODE), nodes, ranks_per_node, efa, chip.collective_efa_step_ns, entry.kernel
+        )
     group = ncc.ReplicaGroup([list(range(ranks))])
     data = array((1, int(size.group(1))), np.uint8)
     if entry.says("all-reduce"):

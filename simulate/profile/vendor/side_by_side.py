@@ -15,7 +15,7 @@ from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
 from simulate.profile.roofline import list_matmul_peaks
 from simulate.profile.vendor.records import DeviceProfile
-from simulate.timing.timeline import core_label
+from simulate.timing.timeline import format_core_label
 
 Place = tuple[str, int]
 """File and line number."""
@@ -239,7 +239,7 @@ class SideBySide:
         """Predicted busy times of engines and DMA queues in ns, by their names in the pairs."""
         busy_ns = {}
         for core, stream_index in self._cores.items():
-            prefix = f"{core_label(self.predicted.streams, stream_index)} ".lstrip()
+            prefix = f"{format_core_label(self.predicted.streams, stream_index)} ".lstrip()
             for track, track_ns in self.predicted.timeline.busy_ns.items():
                 if track.startswith(prefix):
                     busy_ns[self._label(core) + track.removeprefix(prefix)] = track_ns

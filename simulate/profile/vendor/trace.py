@@ -18,9 +18,9 @@ from simulate.profile.vendor.engines import CORE, PLACES, SPAN, get_span, normal
 from simulate.profile.vendor.errors import Broken, refuse_broken_profile
 from simulate.profile.vendor.read import open_tables
 from simulate.profile.vendor.tables import Batch, ColumnType, Names, Tables
-from simulate.timing.flows import SlicePosition, arrow
+from simulate.timing.flows import SlicePosition, make_arrow
 from simulate.timing.timeline import TRACKS
-from simulate.timing.trace import LANES_MAX, Lanes, slice_event, thread_events, title_event
+from simulate.timing.trace import LANES_MAX, Lanes, make_slice_event, make_thread_events, make_title_event
 
 MOST_SLICES = 1_000_000
 """Most rows of a table in a trace; a viewer needs some hundred bytes for each."""
@@ -107,11 +107,11 @@ def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
             process, track_name = _FIRST_PROCESS + core, _CALLED[table](track_text)
             if (process, 0) not in tracks.named:
                 tracks.named.add((process, 0))
-                yield title_event("process_name", process, 0, f"measured core {core}")
+                yield make_title_event("process_name", process, 0, f"measured core {core}")
             thread = tracks.allocate(process, track_name, start, end)
-            yield from thread_events(tracks.named, process, thread.thread, track_name)
+            yield from make_thread_events(tracks.named, process, thread.thread, track_name)
             name, details = _describe_slice(table, batch, row, names, title, track_text)
-            yield slice_event(name, table, process, thread.thread, start, end, details)
+            yield make_slice_event(name, table, process, thread.thread, start, end, details)
             threads[table, int(batch["id"][row])] = thread
         yield from _make_arrows(tables, threads)
         yield from _make_counters(tables, base)
@@ -181,7 +181,7 @@ def _make_arrows(
             source = threads.get((names.get_text(first).lower(), producer))
             target = threads.get((names.get_text(second).lower(), consumer))
             if source is not None and target is not None and source.start <= target.start:
-                yield from arrow(names.get_text(dependence_type) or "dependence", number, source, target)
+                yield from make_arrow(names.get_text(dependence_type) or "dependence", number, source, target)
                 number += 1
 
 
