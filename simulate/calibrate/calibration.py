@@ -195,9 +195,11 @@ class _Point:
         for kernel_index, kernel in enumerate(progress(kernels, "calibration")):
             with use_stand_in(changed_record):
                 log, numbers = math.log(kernel.predict(remember=True)), kernel.predict.list_numbers()
-            idle_numbers = previous.idle(kernel_index) if previous is not None else set()
+            idle_numbers = previous.find_idle_numbers(kernel_index) if previous is not None else set()
 
-            def growth(group: Sequence[Parameter], kernel: Measurement = kernel, log: float = log) -> float:
+            def compute_growth(
+                group: Sequence[Parameter], kernel: Measurement = kernel, log: float = log
+            ) -> float:
                 slower = {number: changes.get(number, 0.0) + number.slower * _STEP for number in group}
                 with use_stand_in(change_record(record, {**changes, **slower})):
                     return (math.log(kernel.predict()) - log) / _STEP
@@ -211,14 +213,14 @@ class _Point:
                 {
                     number: elasticity
                     for group in groups
-                    for number, elasticity in find_elasticities(growth, group).items()
+                    for number, elasticity in find_elasticities(compute_growth, group).items()
                 }
             )
         all_numbers = tuple(sorted({number for row in rows for number in row}))
         matrix = np.array([[row.get(number, 0.0) for number in all_numbers] for row in rows])
         return cls(changes, kernels, np.array(logs), rows, all_numbers, matrix)
 
-    def idle(self, kernel_index: int) -> set[Parameter]:
+    def find_idle_numbers(self, kernel_index: int) -> set[Parameter]:
         """Return the numbers by which the time of a kernel, given by its index, has an elasticity of nearly 0."""
         return {number for number, elasticity in self.rows[kernel_index].items() if abs(elasticity) < _SLIGHT}
 
@@ -229,7 +231,7 @@ class _Point:
 
 
 def find_elasticities(
-    growth: Callable[[Sequence[Parameter]], float], numbers: Sequence[Parameter]
+    compute_growth: Callable[[Sequence[Parameter]], float], numbers: Sequence[Parameter]
 ) -> dict[Parameter, float]:
     """Return the elasticity of a kernel's time by each number; positive if a larger number takes longer.
 
@@ -238,18 +240,22 @@ def find_elasticities(
     they are small in long launches.
 
     Args:
-        growth: Returns the relative growth of the time over that of the numbers, if some numbers get slower together.
+        compute_growth: Returns the relative growth of the time over that of the numbers, if some of them get slower
+            together.
         numbers: The numbers.
     """
     if not numbers:
         return {}
-    together = growth(numbers)
+    together = compute_growth(numbers)
     if len(numbers) == 1:
         return {numbers[0]: together * numbers[0].slower}
     if abs(together) < _SLIGHT:
         return dict.fromkeys(numbers, 0.0)
     half = len(numbers) // 2
-    return {**find_elasticities(growth, numbers[:half]), **find_elasticities(growth, numbers[half:])}
+    return {
+        **find_elasticities(compute_growth, numbers[:half]),
+        **find_elasticities(compute_growth, numbers[half:]),
+    }
 
 
 def _solve_changes(point: _Point, record: Hardware, lenient: bool) -> Solution:

@@ -242,10 +242,7 @@ def _evaluate(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -
 
 
 def _estimate_errors(problem: Problem, fit: _Fit, residuals: np.ndarray) -> np.ndarray:
-    """Return the standard errors of the changes of a fit, from the curvature of its cost; empty without numbers.
-
-    `residuals` is not used.
-    """
+    """Return the standard errors of the changes of a fit, from the curvature of its cost; empty without numbers."""
     if not fit.numbers:
         return np.zeros(0)
     matrix = problem.elasticities[:, fit.numbers]

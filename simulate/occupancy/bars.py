@@ -86,7 +86,7 @@ def draw_bars_svg(charts: Sequence[Bars]) -> str:
     elements: list[str] = []
     top = 16
     for chart in charts:
-        elements += _chart(chart, top)
+        elements += _draw_chart(chart, top)
         top += _HEAD + _ROW * len(chart.bars) + 20
     size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
     return (
@@ -96,7 +96,7 @@ def draw_bars_svg(charts: Sequence[Bars]) -> str:
     )
 
 
-def _chart(chart: Bars, top: int) -> list[str]:
+def _draw_chart(chart: Bars, top: int) -> list[str]:
     """Return the SVG elements of a chart, whose upper edge is at `top` pixels: title, legend, bars and limit."""
     elements = [make_text(20, top + 14, chart.title, "title")]
     legend_x = _LEFT

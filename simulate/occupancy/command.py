@@ -60,7 +60,7 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
                     file.write(svg(shown))
                 print(f"picture: {options.svg}")
             contents["launches"] = [summary(launch) for launch in launches]
-            contents["cores"] = [_core(title, occupancy) for title, occupancy in shown]
+            contents["cores"] = [_describe_core(title, occupancy) for title, occupancy in shown]
     except NoVerdict as failed:
         return print_no_verdict(failed)
     except NkwError as refused:
@@ -90,10 +90,10 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
             if not bound(options):
                 return 2
             trials, end = sweep.launch_sizes(options)
-            charts = sweep.memory_bars(options.sweep.name, trials)
+            charts = sweep.make_memory_bars(options.sweep.name, trials)
             if options.text or picture is None:
                 head = Hanging(sweep.format_title(options, trials), style="bold")
-                rows = sweep.memory_table(options.sweep.name, trials)
+                rows = sweep.make_memory_table(options.sweep.name, trials)
                 sentences = [
                     *sweep.describe_capacity(trials),
                     *sweep.describe_refusals(options.sweep.name, trials, end),
@@ -114,7 +114,7 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
     return 0 if any(trial.launch for trial in trials) else 2
 
 
-def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
+def _describe_core(title: str, occupancy: Occupancy) -> dict[str, Any]:
     """Return the occupancy of a core as JSON types: bytes per partition, and the allocations, most bytes first."""
     return {
         "title": title,

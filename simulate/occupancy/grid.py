@@ -31,8 +31,8 @@ def draw_grid(
         plane = planes.get(mark)
         if plane is None:
             plane = planes[mark] = np.zeros((rows, columns))
-        first_row, row_coverage = _cell_coverage(bottom, top, up, rows)
-        first_column, column_coverage = _cell_coverage(left, right, across, columns)
+        first_row, row_coverage = _compute_coverage(bottom, top, up, rows)
+        first_column, column_coverage = _compute_coverage(left, right, across, columns)
         plane[
             first_row : first_row + len(row_coverage), first_column : first_column + len(column_coverage)
         ] += np.outer(row_coverage, column_coverage)
@@ -44,7 +44,7 @@ def draw_grid(
     return ["".join(row) for row in picture[::-1]]
 
 
-def _cell_coverage(start: int, end: int, length: int, cells: int) -> tuple[int, np.ndarray]:
+def _compute_coverage(start: int, end: int, length: int, cells: int) -> tuple[int, np.ndarray]:
     """Return the index of the first cell that an interval touches, and the covered share of each touched cell.
 
     Args:

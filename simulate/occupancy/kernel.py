@@ -39,9 +39,9 @@ def occupancy(
         except RuleViolation:
             if not launches:  # the kernel did not run to its end, so its size is not the only error
                 raise
-    return max(occupancies(launches[-1]), key=_share)
+    return max(occupancies(launches[-1]), key=_compute_share)
 
 
-def _share(core: Occupancy) -> float:
+def _compute_share(core: Occupancy) -> float:
     """Return the larger of two shares: most live bytes over usable bytes in SBUF and in PSUM; above 1 if too many."""
     return max(memory.peak_bytes / memory.usable_bytes for memory in core.memories)

@@ -63,31 +63,31 @@ def _read_loops(code: CodeType) -> _Outline:
     for node in walk_statements(find_body(code)):
         if isinstance(node, (ast.For, ast.While)):
             span = node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno
-            loops.append((span, Loop(_header(node), location((code, node.lineno)))))
-        elif isinstance(node, ast.Call) and _called(node) in _DEVICE_LOOPS:
+            loops.append((span, Loop(_format_header(node), location((code, node.lineno)))))
+        elif isinstance(node, ast.Call) and _get_called_name(node) in _DEVICE_LOOPS:
             bounds = ", ".join(ast.unparse(argument) for argument in node.args)
-            header = _short(f"{_called(node)}({bounds})")
-            device.append((_lines(node), Loop(header, location((code, node.lineno)))))
+            header = _shorten(f"{_get_called_name(node)}({bounds})")
+            device.append((_get_span(node), Loop(header, location((code, node.lineno)))))
     return _Outline(tuple(loops), tuple(device))
 
 
-def _header(node: ast.For | ast.While) -> str:
+def _format_header(node: ast.For | ast.While) -> str:
     """Return the header of a loop statement without its colon, shortened to 48 characters."""
     if isinstance(node, ast.While):
-        return _short(f"while {ast.unparse(node.test)}")
-    return _short(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
+        return _shorten(f"while {ast.unparse(node.test)}")
+    return _shorten(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
 
 
-def _called(node: ast.Call) -> str:
+def _get_called_name(node: ast.Call) -> str:
     """Return the name of the called function without its module, or "" if the callable is no name or attribute."""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def _lines(node: ast.expr) -> _Span:
+def _get_span(node: ast.expr) -> _Span:
     """Return the first and the last line of an expression."""
     return node.lineno, node.end_lineno or node.lineno
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     """Shorten a header to 48 characters, the last three of which are dots then."""
     return text if len(text) <= _HEADER else text[: _HEADER - 3] + "..."

@@ -36,7 +36,7 @@ def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
     elements: list[str] = []
     top = 16
     for title, occupancy in occupancies:
-        core_elements, height = _core(title, occupancy, top)
+        core_elements, height = _draw_core(title, occupancy, top)
         elements += core_elements
         top += height
     size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
@@ -55,20 +55,20 @@ def _make_html(occupancy: Occupancy) -> str:
     return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
-def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
+def _draw_core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
     """Return the SVG elements of a core below `top` pixels, and their height in pixels."""
     out = [make_text(20, top + 14, title, "title")]
     words = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
     out.append(make_text(20, top + 34, words, "note"))
     height = 60
     for memory in occupancy.memories:
-        elements, memory_height = _memory(memory, occupancy, top + height)
+        elements, memory_height = _draw_memory(memory, occupancy, top + height)
         out += elements
         height += memory_height
     return out, height + 12
 
 
-def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
+def _draw_memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
     """Return the SVG elements of SBUF or PSUM below `top` pixels, and their height in pixels.
 
     These are the map of bytes over instructions with the loops below, the map of partitions, and the legend. A memory
@@ -81,26 +81,26 @@ def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], 
         return out, 32
     lanes = choose_lanes(memory)
     height = max(_HEIGHT[name], len(lanes) * _LANE)
-    plot = Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _scale_end(memory))
+    plot = Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _find_scale_end(memory))
     for number, lane in enumerate(lanes):
         subplot = plot.subplot(number, len(lanes))
-        out += _bytes_axis(memory, subplot)
-        out += _tiles(memory, subplot, lane)
-        out += _live_curve(memory, subplot)
-        out += _limit(memory, subplot)
+        out += _draw_bytes_axis(memory, subplot)
+        out += _draw_tiles(memory, subplot, lane)
+        out += _draw_live_curve(memory, subplot)
+        out += _draw_limit(memory, subplot)
         if len(lanes) > 1:
             words = f"partitions {lane.start} to {lane.stop - 1}"
             out.append(make_text(subplot.left + subplot.width - 4, subplot.top + 12, words, "axis end ink"))
     out.append(make_text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
     out.append(make_text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
-    loops, loop_height = _loops(occupancy, plot.bottom + 22, plot)
+    loops, loop_height = _draw_loops(occupancy, plot.bottom + 22, plot)
     out += loops
-    out += _at_peak(memory, plot)
-    legend, legend_height = _legend(memory, plot.bottom + 34 + loop_height)
+    out += _draw_at_peak(memory, plot)
+    legend, legend_height = _draw_legend(memory, plot.bottom + 34 + loop_height)
     return out + legend, 24 + height + 34 + loop_height + legend_height + 24
 
 
-def _scale_end(memory: Memory) -> int:
+def _find_scale_end(memory: Memory) -> int:
     """Return the byte at the upper edge of a map.
 
     This is the high-water mark, or the usable bytes if they are more. If tiles use less than a third of SBUF, it is the
@@ -113,7 +113,7 @@ def _scale_end(memory: Memory) -> int:
     return -(-high // step) * step
 
 
-def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
+def _draw_bytes_axis(memory: Memory, plot: Plot) -> list[str]:
     """Return the background, grid lines and labels of the axis of bytes: the banks of PSUM, or quarters of SBUF."""
     out = [f'<rect class="field" {format_box(plot.left, plot.top, plot.width, plot.height)}/>']
     size = memory.bank_bytes
@@ -129,7 +129,7 @@ def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
     return out
 
 
-def _limit(memory: Memory, plot: Plot) -> list[str]:
+def _draw_limit(memory: Memory, plot: Plot) -> list[str]:
     """Return the line at the end of the usable bytes with its label; nothing above the plot, or on its edge in PSUM."""
     if plot.end_byte < memory.usable_bytes or (memory.bank_bytes and plot.end_byte == memory.usable_bytes):
         return []
@@ -140,7 +140,7 @@ def _limit(memory: Memory, plot: Plot) -> list[str]:
     ]
 
 
-def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
+def _draw_tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
     """Return the rectangles of the tiles that have a partition in the range `lane`."""
     marks = assign_letters(memory)
     out = []
@@ -149,12 +149,14 @@ def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
             continue
         x, y = plot.x(first), plot.y(use.end)
         width, height = plot.x(last + 1) - x, plot.y(use.offset) - y
-        title = _tooltip(memory, use, first, last, count, marks[use.source])
-        out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
+        title = _make_tooltip(memory, use, first, last, count, marks[use.source])
+        out += _draw_tile(_get_colour(memory, use.source), x, y, width, height, title, marks[use.source])
     return out
 
 
-def _tile(fill: str, x: float, y: float, width: float, height: float, title: str, mark: str) -> list[str]:
+def _draw_tile(
+    fill: str, x: float, y: float, width: float, height: float, title: str, mark: str
+) -> list[str]:
     """Return the rectangle of a tile with a tooltip, and its letter if it is large enough.
 
     Args:
@@ -199,7 +201,7 @@ def _merge_narrow_tiles(memory: Memory, gap: float) -> list[tuple[Use, int, int,
     return runs
 
 
-def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: str) -> str:
+def _make_tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: str) -> str:
     """Return the tooltip of a tile, or of `count` merged tiles, escaped for XML.
 
     Args:
@@ -227,7 +229,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
     return escape("\n".join(lines), quote=False)
 
 
-def _live_curve(memory: Memory, plot: Plot) -> list[str]:
+def _draw_live_curve(memory: Memory, plot: Plot) -> list[str]:
     """Return the curve of live bytes over instructions, as the maximum at each pixel, and the high-water line."""
     live = memory.live_bytes
     pixels = min(int(plot.width), len(live))
@@ -245,7 +247,7 @@ def _live_curve(memory: Memory, plot: Plot) -> list[str]:
     ]
 
 
-def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int]:
+def _draw_loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int]:
     """Return the bars of loops over the instructions inside them, a row for each depth, and their height in pixels.
 
     Args:
@@ -287,7 +289,7 @@ def _find_open_loops(occupancy: Occupancy, depth: int, gap: float) -> list[tuple
     return open_loops
 
 
-def _at_peak(memory: Memory, plot: Plot) -> list[str]:
+def _draw_at_peak(memory: Memory, plot: Plot) -> list[str]:
     """Return the map of partitions (down) by bytes (across) at the first instruction with the most live bytes.
 
     It is drawn to the right of `plot`, with its height.
@@ -309,8 +311,8 @@ def _at_peak(memory: Memory, plot: Plot) -> list[str]:
         x, width = left + _PEAK * use.offset / end, _PEAK * use.bytes / end
         y = plot.top + plot.height * use.first_partition / partitions
         height = plot.height * use.partitions / partitions
-        title = _tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
-        out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
+        title = _make_tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
+        out += _draw_tile(_get_colour(memory, use.source), x, y, width, height, title, marks[use.source])
     out += [
         make_text(left, plot.bottom + 14, "byte 0", "axis"),
         make_text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
@@ -320,7 +322,7 @@ def _at_peak(memory: Memory, plot: Plot) -> list[str]:
     return out
 
 
-def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
+def _draw_legend(memory: Memory, top: float) -> tuple[list[str], int]:
     """Return the table of the first 20 allocations in the order of `Memory.ranks`, and its height in pixels."""
     marks = assign_letters(memory)
     order = list(memory.ranks)
@@ -352,7 +354,7 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
             hint,
         )
         out.append(
-            f'<rect class="tile" fill="{_colour(memory, source_index)}" {format_box(_LEFT, y - 11, 14, 14)}/>'
+            f'<rect class="tile" fill="{_get_colour(memory, source_index)}" {format_box(_LEFT, y - 11, 14, 14)}/>'
         )
         out.append(make_text(_LEFT + 7, y, marks[source_index], "mark"))
         out += [make_text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
@@ -365,7 +367,7 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
     return out, height
 
 
-def _colour(memory: Memory, source: int) -> str:
+def _get_colour(memory: Memory, source: int) -> str:
     """Return the colour of an allocation, given by its index; the twelve colours repeat in the order of ranks."""
     return COLOURS[memory.ranks[source] % len(COLOURS)]
 

@@ -228,9 +228,9 @@ def live_bytes(launch: Launch, region: MemoryRegion) -> int:
     return max(placements[region].live_bytes for placements in launch.placements)
 
 
-def memory_table(name: str, trials: Sequence[Trial]) -> Part:
+def make_memory_table(name: str, trials: Sequence[Trial]) -> Part:
     """Return the table of live bytes and high-water marks in SBUF and PSUM, a row with a verdict for each size."""
-    rows = [(f"{trial.size:,}", *_in_memories(trial), format_verdict(trial)) for trial in trials]
+    rows = [(f"{trial.size:,}", *_format_memories(trial), format_verdict(trial)) for trial in trials]
     return table(f"{name}|SBUF live|high water|PSUM live|high water|", rows, left=(5,), gap=1)
 
 
@@ -261,7 +261,7 @@ def format_verdict(trial: Trial) -> str:
     return "fits" if trial.fits else "does not fit" if trial.misfits else "refused"
 
 
-def _in_memories(trial: Trial) -> list[str]:
+def _format_memories(trial: Trial) -> list[str]:
     """Return the four cells of a size: live bytes and high-water mark of SBUF, then of PSUM; "-" without a launch."""
     launch = trial.launch
     if launch is None:
@@ -273,7 +273,7 @@ def _in_memories(trial: Trial) -> list[str]:
     ]
 
 
-def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
+def make_memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
     """Return a chart of live bytes by size for SBUF and for PSUM, with the usable bytes as its limit.
 
     A memory in which no launch has tiles gets no chart.
@@ -287,7 +287,7 @@ def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
         Bars(
             f"{region.value.upper()}, bytes per partition by {name}",
             ("live",),
-            tuple(_bar(trial, region) for trial in trials),
+            tuple(_make_bar(trial, region) for trial in trials),
             max(
                 (capacity_bytes(trial.launch.hardware, region) for trial in trials if trial.launch),
                 default=None,
@@ -297,7 +297,7 @@ def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
     ]
 
 
-def _bar(trial: Trial, region: MemoryRegion) -> Bar:
+def _make_bar(trial: Trial, region: MemoryRegion) -> Bar:
     """Return the bar of a size's live bytes in SBUF or PSUM; without a launch it is empty and noted as refused."""
     if trial.launch is None:
         return Bar(f"{trial.size:,}", (0.0,), format_verdict(trial))

@@ -39,24 +39,24 @@ def make_report(occupancy: Occupancy, title: str = "") -> list[Part]:
     head = f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {position}"
     out: list[Part] = [Hanging(head, style="bold")]
     for memory in occupancy.memories:
-        out += ["", *_memory(memory, occupancy.events)]
+        out += ["", *_make_section(memory, occupancy.events)]
     return out
 
 
-def _memory(memory: Memory, events: int) -> list[Part]:
+def _make_section(memory: Memory, events: int) -> list[Part]:
     """Return the section on SBUF or PSUM, a single line if it is not used; `events` is the number of instructions."""
     name = memory.region.value.upper()
     if not memory.uses:
         return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
     out = [
-        *_summary(memory),
+        *_make_summary(memory),
         "",
-        Drawn(partial(_over_time, memory, events)),
+        Drawn(partial(_draw_over_time, memory, events)),
         "",
-        Drawn(partial(_at_peak, memory)),
+        Drawn(partial(_draw_at_peak, memory)),
     ]
-    out += ["", *_sources(memory), "", _levels(memory.levels, memory.usable_bytes)]
-    return [*out, "", _banks(memory, events)] if memory.banks else out
+    out += ["", *_make_source_table(memory), "", _make_level_table(memory.levels, memory.usable_bytes)]
+    return [*out, "", _make_bank_table(memory, events)] if memory.banks else out
 
 
 def verdict(memory: Memory) -> str:
@@ -69,7 +69,7 @@ def verdict(memory: Memory) -> str:
     return f"fits, with {_n(usable - high)} bytes to spare"
 
 
-def _summary(memory: Memory) -> list[Part]:
+def _make_summary(memory: Memory) -> list[Part]:
     """Return the verdict, usable, live and high-water bytes of a memory, and lines about tiles that do not fit.
 
     The first tile of each of at most four allocations is named.
@@ -97,7 +97,7 @@ def _summary(memory: Memory) -> list[Part]:
     return out
 
 
-def _over_time(memory: Memory, events: int, width: int) -> list[str]:
+def _draw_over_time(memory: Memory, events: int, width: int) -> list[str]:
     """Return the map of bytes (up) over instructions (across), drawn with at most `width` columns.
 
     Args:
@@ -106,12 +106,12 @@ def _over_time(memory: Memory, events: int, width: int) -> list[str]:
         width: The columns of the terminal.
     """
     marks = assign_letters(memory)
-    top = _top(memory)
+    top = _find_top(memory)
     rectangles = [
         (marks[use.source], use.first_use, use.last_use + 1, use.offset, use.end) for use in memory.uses
     ]
     columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS, max(events, 1))
-    rows = _rows(memory, top)
+    rows = _count_rows(memory, top)
     picture = draw_grid(rectangles, max(events, 1), top, columns, rows)
     out = ["bytes (up) over instructions (across)"]
     for number, row in enumerate(picture):
@@ -119,7 +119,7 @@ def _over_time(memory: Memory, events: int, width: int) -> list[str]:
     return [*out, f"{'0':>8s} +{'-' * columns}", f"{'':10s}0{_n(events - 1):>{max(columns - 1, 1)}s}"]
 
 
-def _at_peak(memory: Memory, width: int) -> list[str]:
+def _draw_at_peak(memory: Memory, width: int) -> list[str]:
     """Return the map of partitions (down) by bytes (across) at the first instruction with the most live bytes.
 
     It is drawn with at most `width` columns.
@@ -127,7 +127,7 @@ def _at_peak(memory: Memory, width: int) -> list[str]:
     columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS)
     marks = assign_letters(memory)
     live = memory.live_at(memory.peak_event)
-    top = _top(memory)
+    top = _find_top(memory)
     partitions = memory.partitions
     rows = _PARTITION_ROWS
     rectangles = [
@@ -147,7 +147,7 @@ def _at_peak(memory: Memory, width: int) -> list[str]:
     return [*out, f"{'':8s} +{'-' * columns}", f"{'':10s}0{_n(top):>{columns - 1}s}"]
 
 
-def _sources(memory: Memory) -> list[Part]:
+def _make_source_table(memory: Memory) -> list[Part]:
     """Return the table of the first 16 allocations in the order of `Memory.ranks`, and hints about the largest four."""
     marks = assign_letters(memory)
     order = list(memory.ranks)
@@ -165,10 +165,10 @@ def _sources(memory: Memory) -> list[Part]:
         out.append(f"  and {len(order) - len(listed)} smaller ones")
     if any(memory.sources[number].addressed for number in listed):
         out.append("  @ stays at its address=; the others are placed first fit")
-    return [*out, *(_hint(memory, number, marks[number]) for number in listed if number in at_peak)]
+    return [*out, *(_make_hint(memory, number, marks[number]) for number in listed if number in at_peak)]
 
 
-def _hint(memory: Memory, number: int, mark: str) -> Hanging:
+def _make_hint(memory: Memory, number: int, mark: str) -> Hanging:
     """Return a line about how many elements of the free dimension an allocation's tiles could have beside the others.
 
     Args:
@@ -185,7 +185,7 @@ def _hint(memory: Memory, number: int, mark: str) -> Hanging:
     )
 
 
-def _levels(levels: Sequence[Level], usable: int) -> Part:
+def _make_level_table(levels: Sequence[Level], usable: int) -> Part:
     """Return the table of loops, indented by depth, with the most live bytes inside and their share of `usable`."""
     rows = []
     for level in levels:
@@ -195,7 +195,7 @@ def _levels(levels: Sequence[Level], usable: int) -> Part:
     return table("high-water mark by loop|live|share|own|line", rows, left=(0, 4))
 
 
-def _banks(memory: Memory, events: int) -> Part:
+def _make_bank_table(memory: Memory, events: int) -> Part:
     """Return the table of PSUM banks: tiles, high-water mark, and share of the instructions with a live tile."""
     assert memory.bank_bytes is not None
     rows = [
@@ -205,13 +205,13 @@ def _banks(memory: Memory, events: int) -> Part:
     return table(f"bank|tiles|high water of {_n(memory.bank_bytes)}|held", rows, left=())
 
 
-def _top(memory: Memory) -> int:
+def _find_top(memory: Memory) -> int:
     """Return the byte at which maps end: the high-water mark, in PSUM rounded up to a bank."""
     bank = memory.bank_bytes or 1
     return max(-(-memory.high_water_bytes // bank) * bank, 1)
 
 
-def _rows(memory: Memory, top: int) -> int:
+def _count_rows(memory: Memory, top: int) -> int:
     """Return the number of rows of a map that ends at byte `top`.
 
     PSUM has two rows for each used bank; SBUF has 16, or fewer so that a row has at least 4 bytes.

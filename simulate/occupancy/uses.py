@@ -151,10 +151,10 @@ class Memory:
         if self.bank_bytes is None:
             return ()
         return tuple(
-            self._bank(number, self.bank_bytes) for number in range(self.usable_bytes // self.bank_bytes)
+            self._make_bank(number, self.bank_bytes) for number in range(self.usable_bytes // self.bank_bytes)
         )
 
-    def _bank(self, number: int, size: int) -> Bank:
+    def _make_bank(self, number: int, size: int) -> Bank:
         """Return the occupancy of PSUM bank `number`; `size` is the bytes of a bank."""
         start = number * size
         bank_uses = [use for use in self.uses if use.offset < start + size and use.end > start]
@@ -235,24 +235,26 @@ def occupancies(launch: Launch) -> tuple[Occupancy, ...]:
     innermost function.
     """
     return tuple(
-        _occupancy(launch.kernel, stream, placements, launch.hardware)
+        _make_occupancy(launch.kernel, stream, placements, launch.hardware)
         for stream, placements in zip(launch.streams, launch.placements)
     )
 
 
-def _occupancy(
+def _make_occupancy(
     kernel: str, stream: Stream, placements: dict[MemoryRegion, Placement], chip: Hardware
 ) -> Occupancy:
     """Return the occupancy of the core that ran a stream, from the placements of its tiles in SBUF and PSUM."""
     ids, chains = stream.chains()
     chain_ids = np.asarray(ids, np.int64)
     paths = [find_loops(chain) for chain in chains]
-    sbuf, psum = (_memory(region, stream, placements[region], chip, chain_ids, paths) for region in MEMORIES)
-    nest = _nest(chain_ids, paths)
+    sbuf, psum = (
+        _make_memory(region, stream, placements[region], chip, chain_ids, paths) for region in MEMORIES
+    )
+    nest = _find_nest(chain_ids, paths)
     return Occupancy(kernel, chip.label, stream.rank, stream.core, len(stream), nest, sbuf, psum)
 
 
-def _nest(chain_ids: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
+def _find_nest(chain_ids: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
     """Return the runs of events under the same loops, in program order.
 
     Args:
@@ -272,7 +274,7 @@ def _nest(chain_ids: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
     return tuple(runs)
 
 
-def _memory(
+def _make_memory(
     region: MemoryRegion,
     stream: Stream,
     placement: Placement,
@@ -280,7 +282,7 @@ def _memory(
     chain_ids: np.ndarray,
     paths: list[tuple[Loop, ...]],
 ) -> Memory:
-    """Return the occupancy of SBUF or PSUM, from the placement of its tiles; `chain_ids` and `paths` as for `_nest`."""
+    """Return the occupancy of SBUF or PSUM from its tiles' placement; the last two arguments as for `_find_nest`."""
     source_numbers: dict[Hashable, int] = {}
     serials: dict[int, list[int]] = defaultdict(list)
     uses = []
@@ -312,7 +314,7 @@ def _memory(
         sources,
         placement.high_water_bytes,
         live_bytes,
-        _levels(uses, sources, live_bytes, chain_ids, paths),
+        _find_levels(uses, sources, live_bytes, chain_ids, paths),
         placement,
     )
 
@@ -364,7 +366,7 @@ def _describe_source(stream: Stream, serials: list[int]) -> Source:
     )
 
 
-def _levels(
+def _find_levels(
     uses: list[Use],
     sources: tuple[Source, ...],
     live: np.ndarray,

@@ -49,7 +49,7 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
             title = f"{sweep.format_title(options, trials)} ({reading.value} reading)"
             charts = [
                 _make_bars(options.sweep.name, trials, profiles),
-                *sweep.memory_bars(options.sweep.name, trials),
+                *sweep.make_memory_bars(options.sweep.name, trials),
             ]
             report_parts: list[Part] = [
                 Hanging(title, style="bold"),

@@ -47,7 +47,7 @@ def tune(options: argparse.Namespace) -> int:
         outputs = Outputs(lambda: list_read_files(options))
         target = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "tune") as contents:
-            _check(options)
+            _check_arguments(options)
             if not prepare_process(options):
                 return 2
             report, table = _run_search(options)
@@ -59,7 +59,7 @@ def tune(options: argparse.Namespace) -> int:
                     file.write(make_page(report))
                 print(f"page: {options.html}")
             if table is not None:
-                _write(report, table, options)
+                _write_table(report, table, options)
     except InvalidArgument as refused:
         error(refused)
         return 2
@@ -78,7 +78,7 @@ def tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check_arguments(options: argparse.Namespace) -> None:
     """Raise InvalidArgument unless the options name a kernel, and its arguments leave `tuning` to the search."""
     if not names_a_kernel(options.script):
         reason = f"{options.script:.60} names no kernel, and tune takes one; give FILE.py:NAME or MODULE:NAME"
@@ -116,21 +116,26 @@ def _run_search(options: argparse.Namespace) -> tuple[Report, Table | None]:
             if kernel.accepts(candidate)
         ]
     trials = options.trials or (None if options.seconds else TRIALS)
-    with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as notify:
+    with (
+        _start_workers(options, subject, bench) as (workers, batch),
+        _show_progress(options.script) as notify,
+    ):
         search_state = search(
             kernel, default, workers, extra_candidates, batch, trials, options.seconds, options.seed, notify
         )
     title = " ".join([options.script, *options.arguments, "on", launch.hardware.label])
-    return Report(title, kernel, options.reading, _floor_ns(launch), search_state, entry), table
+    return Report(title, kernel, options.reading, _compute_floor_ns(launch), search_state, entry), table
 
 
-def _floor_ns(launch: Launch) -> float:
+def _compute_floor_ns(launch: Launch) -> float:
     """Return the roofline of a launch in ns: the time that its work takes at peak rates."""
     return profile(launch.streams, launch.hardware).roofline.least_ns
 
 
 @contextmanager
-def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Iterator[tuple[Workers, int]]:
+def _start_workers(
+    options: argparse.Namespace, subject: Subject, bench: Bench
+) -> Iterator[tuple[Workers, int]]:
     """Start the workers that the options ask for, inside a `with` block, and provide them with the size of a batch.
 
     They are this process, processes of this machine, or those of a cluster. They end with the block.
@@ -151,7 +156,7 @@ def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Ite
 
 
 @contextmanager
-def _progress(title: str) -> Iterator[Callable[[SearchState], None]]:
+def _show_progress(title: str) -> Iterator[Callable[[SearchState], None]]:
     """Show progress on stderr inside a `with` block, and provide the function to call after each candidate.
 
     That function updates the progress. It raises KeyboardInterrupt if the user interrupted since the last call.
@@ -174,7 +179,7 @@ def _count_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _write(report: Report, table: Table, options: argparse.Namespace) -> None:
+def _write_table(report: Report, table: Table, options: argparse.Namespace) -> None:
     """Store the best candidate in the table's file, and print what was done.
 
     If the best candidate saves less than 1 %, its entry is removed. An interrupted search changes nothing.

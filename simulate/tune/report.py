@@ -47,7 +47,7 @@ class Report:
         ]
         summary = f"{len(state.trials):,} of {self.kernel.candidates:,} candidates tried"
         if state.pruned:
-            summary += f", {len(state.pruned):,} of them refused: {self._refusals()}"
+            summary += f", {len(state.pruned):,} of them refused: {self._count_refusals()}"
         out: list[Part] = [
             Hanging(self.title, style="bold"),
             Hanging(f"objective: {objective}{'' if self.reading == 'worse' else ' reading'}"),
@@ -57,18 +57,18 @@ class Report:
             table("|us|floor", rows),
             f"gain {format_share(default - best, default)}",
             "",
-            self._parameters(),
+            self._make_parameter_table(),
             "",
-            self._listed(),
+            self._make_candidate_table(),
         ]
         return out
 
-    def _refusals(self) -> str:
+    def _count_refusals(self) -> str:
         """Return the codes of refused candidates with their counts as text, the most frequent first."""
         codes = Counter(trial.outcome.code for trial in self.search_state.pruned)
         return ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
 
-    def _parameters(self) -> Part:
+    def _make_parameter_table(self) -> Part:
         """Return the table of parameters, in descending order of importance, with default, best value and domain."""
         importance, best = self.search_state.importance, self.search_state.best.candidate
         ordered = sorted(self.kernel.parameters, key=lambda parameter: -importance.get(parameter.name, 0.0))
@@ -86,7 +86,7 @@ class Report:
         ]
         return table("parameter|matters|default|best|domain", rows, left=(0, 4))
 
-    def _listed(self) -> Part:
+    def _make_candidate_table(self) -> Part:
         """Return the table of the ten fastest candidates, with their values that are not the default's."""
         from rich.text import Text
 

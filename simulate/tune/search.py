@@ -125,10 +125,10 @@ def search(
         batch_trials = [proposals.enqueue(trial) for trial in first_candidates if proposals.is_new(trial)]
         while True:
             batch_trials += [
-                proposals.next()
+                proposals.propose()
                 for _ in range(int(min(batch, max_trials - len(state.trials))) - len(batch_trials))
             ]
-            candidates = [proposals.candidate(trial) for trial in batch_trials]
+            candidates = [proposals.read_candidate(trial) for trial in batch_trials]
             num_before = len(state.trials)
             for index, outcome in workers.measure(candidates, deadline):
                 record(batch_trials[index], num_before + index, candidates[index], outcome)
@@ -142,7 +142,7 @@ def search(
     except KeyboardInterrupt as stopped:
         state.stopped = stopped
     state.trials.sort(key=lambda trial: trial.number)
-    state.importance = proposals.importance()
+    state.importance = proposals.compute_importance()
     return state
 
 
@@ -169,13 +169,13 @@ class Proposals:
         self._parameters = parameters
         self._random = Random(seed)
         self._seen: set[tuple[int, ...]] = set()
-        self._space = {parameter.name: self._distribution(parameter) for parameter in parameters}
+        self._space = {parameter.name: self._make_distribution(parameter) for parameter in parameters}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
 
-    def candidate(self, trial: Any) -> Candidate:
+    def read_candidate(self, trial: Any) -> Candidate:
         """Return the candidate that a trial of optuna proposes."""
         return {
             parameter.name: parameter.domain[trial.params[parameter.name]] for parameter in self._parameters
@@ -194,7 +194,7 @@ class Proposals:
         )
         return self._study.ask(self._space)
 
-    def next(self) -> Any:
+    def propose(self) -> Any:
         """Return an optuna trial of a candidate that was not proposed before, and record it as proposed.
 
         At least one such candidate must remain. If optuna repeats itself eight times, it is chosen at random.
@@ -217,7 +217,7 @@ class Proposals:
         else:
             self._study.tell(trial, outcome.length_ns)
 
-    def importance(self) -> dict[str, float]:
+    def compute_importance(self) -> dict[str, float]:
         """Return the share of the differences between times that each parameter explains, by its name.
 
         Empty with fewer than four distinct times.
@@ -248,7 +248,7 @@ class Proposals:
                 }
             candidate_number = (candidate_number + 1) % prod(sizes)
 
-    def _distribution(self, parameter: Parameter) -> Any:
+    def _make_distribution(self, parameter: Parameter) -> Any:
         """Return the optuna distribution of a parameter's indices: integers for an ordered domain, else categories."""
         last = len(parameter.domain) - 1
         if parameter.ordered:

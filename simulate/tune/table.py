@@ -68,11 +68,11 @@ class Table:
         else:
             self.entries[entry] = {"arguments": arguments, "values": dict(values)}
         lines = self._source.splitlines(keepends=True)
-        lines[self._node.lineno - 1 : self._node.end_lineno] = [self._text()]
+        lines[self._node.lineno - 1 : self._node.end_lineno] = [self._format_source()]
         with OutputFile(self.path, "table", "NKW-TUNE-TABLE").writing() as file:
             file.write("".join(lines))
 
-    def _text(self) -> str:
+    def _format_source(self) -> str:
         """Return the Python statement that assigns the table, with a line for each value so that diffs are small."""
         lines = [f"{NAME} = {{"]
         for entry in sorted(self.entries):

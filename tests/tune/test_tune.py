@@ -302,7 +302,7 @@ def test_proposals_are_all_candidates_once() -> None:
     bench = Bench(Subject.from_arguments("doubled.py:doubled", ["f32[128,512]"], "program"))
     kernel = read_declaration(unwrap_kernel(bench.kernel))
     proposals = Proposals(kernel.parameters, 0)
-    candidates = [proposals.candidate(proposals.next()) for _ in range(kernel.candidates)]
+    candidates = [proposals.read_candidate(proposals.propose()) for _ in range(kernel.candidates)]
     assert len({tuple(candidate.items()) for candidate in candidates}) == kernel.candidates
     workers = Here(bench)
     assert [index for index, _ in workers.measure(candidates, float("inf"))] == list(range(kernel.candidates))
