@@ -201,9 +201,9 @@ def _fit_numbers(problem: Problem, numbers: tuple[int, ...], start: _Fit | None 
 
 
 def _descend(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
-    """Return the fit to which reweighted least squares leads from some changes, each of them at most `Problem.most`.
+    """Return the fit to which reweighted least squares leads, starting from `changes` of `numbers`.
 
-    Ends when the total cost no longer decreases.
+    Each change stays from -log(100) to `Problem.most`. Ends when the total cost no longer decreases.
     """
     matrix, prior = problem.elasticities[:, numbers], 1.0 / problem.likely[list(numbers)] ** 2
     largest = problem.most[list(numbers)]

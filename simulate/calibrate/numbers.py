@@ -96,9 +96,10 @@ def _scale_number(number: Any, parameter: Parameter, factor: float) -> Any:
 
 
 def list_deciding(record: Hardware, launches: Sequence[Launch]) -> list[Parameter]:
-    """Return the numbers that may decide the time of launches: those that their instructions' costs name, and `_WAITS`.
+    """Return the numbers of a record that may decide the time of launches, sorted by name.
 
-    Sorted by name, without fields that an overlay cannot replace.
+    These are the numbers from which the costs of their instructions are computed; and all numbers that decide waits,
+    kernel overheads or the bandwidth of a core that works alone. Fields that an overlay cannot replace are left out.
     """
     names = {
         number

@@ -156,7 +156,7 @@ def _describe_nki(machine: Machine) -> str:
 
 
 def _describe_cores(machine: Machine) -> str | None:
-    """Return the number of cores, and the processes that use them; None if it is unknown."""
+    """Return a text with the number of logical cores and chips, and the processes that use them; None if unknown."""
     holders = [holder for device in machine.devices for holder in device.holders]
     used = f"; in use by {', '.join(dict.fromkeys(holders))}" if holders else ""
     cores = sum(device.cores for device in machine.devices)

@@ -48,7 +48,7 @@ def find_unloaded_driver(machine: Machine) -> Iterator[Finding]:
 
 
 def find_missing_devices(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the driver is loaded but no device file exists.
+    """Yield a finding if an instance with chips has the driver loaded but no device file /dev/neuron*.
 
     A container sees the host's kernel module, but only the device files passed to it.
     """

@@ -144,7 +144,10 @@ class Machine:
         ) or None
 
     def version(self, package: str) -> Version | None:
-        """Return a Python package's version as `parse_version` does; None if it is absent or a placeholder."""
+        """Return the first two numbers of a Python package's version, such as (2, 21) for 2.21.33; as ints.
+
+        None if the package is not installed, or if it is a placeholder.
+        """
         package_record = self.packages.get(package)
         return (
             None

@@ -133,7 +133,10 @@ def find_unsupported_lnc(machine: Machine) -> Iterator[Finding]:
 
 
 def find_conflicting_lnc(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the two LNC variables of the runtime differ."""
+    """Yield a finding if both LNC variables of the runtime are set, and to different degrees.
+
+    They are NEURON_LOGICAL_NC_CONFIG and NEURON_RT_VIRTUAL_CORE_SIZE.
+    """
     logical, virtual = machine.variables.get(LNC), machine.variables.get(VIRTUAL)
     if logical and virtual and logical != virtual:
         yield Finding(
@@ -214,7 +217,11 @@ def find_target_mismatch(machine: Machine) -> Iterator[Finding]:
 
 
 def find_implicit_async(machine: Machine) -> Iterator[Finding]:
-    """Yield a finding if the variable of implicit asynchronous execution is set, which runtimes from 2.34 on ignore."""
+    """Yield a finding if implicit asynchronous execution is requested from a runtime of 2.34 or later.
+
+    Such runtimes ignore the variable NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS. No finding if it is 0 or unset, or if
+    the runtime's version is unknown.
+    """
     if (
         machine.runtime
         and parse_version(machine.runtime) >= (2, 34)

@@ -64,7 +64,22 @@ def _make_instance(
     between: Number | None = None,
     ring: Number | None = None,
 ) -> Instance:
-    """Return an instance; a rate that is not given becomes None, as it needs no link."""
+    """Return an instance from its numbers with their sources.
+
+    Args:
+        name: The instance type.
+        target: The chip.
+        chips: The number of chips.
+        cores: The number of physical cores of all chips.
+        hbm: The bytes of HBM of all chips.
+        neuronlink: The GB/s of a chip to the other chips, or a number of value None.
+        efa: The Gbit/s of EFA of all members together, or a number of value None.
+        topology: The links between chips in words.
+        members: The number of instances of which it consists.
+        member: The type of these instances; None for a single one.
+        between: The GB/s that a member sends to the others; by default None.
+        ring: The GB/s of the ring between members, for each chip; by default None.
+    """
     none = derived(None, topology.source, "no parts")
     return build(
         Instance,

@@ -306,7 +306,10 @@ class Hardware:
         return _build_alone(self)
 
     def working(self, cores: int) -> Hardware:
-        """Return the record for `cores` physical cores that work at the same time: `alone()` for 1, else this one."""
+        """Return the record for `cores` physical cores of a chip that work at the same time.
+
+        A single core has a stack of HBM to itself (`alone`); for more this is the record itself.
+        """
         return self.alone() if cores == 1 else self
 
     def with_numbers(self, **numbers: Number) -> Hardware:

@@ -44,7 +44,10 @@ class Trial:
 
     @property
     def misfits(self) -> bool:
-        """Whether a tile, or the tiles that are live at the same time, exceed SBUF or PSUM; False if unknown."""
+        """Whether a tile, or the tiles that are live at the same time, exceed SBUF or PSUM.
+
+        False if the kernel was refused for another reason before its end.
+        """
         if self.launch is None:
             return self.code == _ONE_TILE
         return any(

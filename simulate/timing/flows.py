@@ -88,7 +88,15 @@ def make_arrow(
 
 
 def _make_end(phase: str, name: str, number: int, position: SlicePosition, moment: int) -> dict[str, Any]:
-    """Return the trace event of one end of an arrow, at `moment` ns on the thread of a slice."""
+    """Return the trace event of one end of an arrow, at `moment` ns on the thread of a slice.
+
+    Args:
+        phase: "s" for the end where the arrow starts, "f" for the other.
+        name: The name of the arrow.
+        number: The id that joins both events.
+        position: The slice.
+        moment: The time in ns, which is written in us.
+    """
     return {
         "name": name,
         "cat": "dependence",

@@ -45,7 +45,10 @@ def find_shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...
 
 
 def _find_cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
-    """Return for every event the ports of the array's cells that it takes; an empty list if no matmul takes a tile."""
+    """Return for every event the ports of the array's cells that it takes, none unless the Tensor engine executes it.
+
+    The list itself is empty if no matmul of the stream takes a tile of the array.
+    """
     taken = [tuple(_CELLS - cell for cell in cost.cells) for cost in stream.costs]
     if not any(taken):
         return []

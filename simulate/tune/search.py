@@ -211,7 +211,7 @@ class Proposals:
         return self.enqueue(self._choose_at_random())
 
     def learn(self, trial: Any, outcome: Outcome) -> None:
-        """Report the objective of a trial to optuna, or that its candidate was refused."""
+        """Report to optuna the objective of one of its trials in ns, or that the candidate was refused."""
         if outcome.length_ns is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         else:
