@@ -20,7 +20,7 @@ def make_parts(calibration: Calibration) -> list[Part]:
         f"{calibration.record.label}: {len(calibration.times_ns)} measured times, median error {before:.1%}"
     )
     out: list[Part] = [
-        Hanging(f"{head}, {after:.1%} with what follows" if calibration.contradictions else head)
+        Hanging(f"{head}, {after:.1%} with the changes below" if calibration.contradictions else head)
     ]
     out += [
         _describe_number(contradiction)
@@ -59,11 +59,11 @@ def _list_remarks(calibration: Calibration) -> Iterator[str]:
             names = [str(number) for number in (contradiction.number, *contradiction.instead)]
             yield (
                 f"cannot be told apart: {_join_names(names)}; {names[0]} by "
-                f"{math.expm1(contradiction.change):+.1%} would do: {_describe_evidence(contradiction)}"
+                f"{math.expm1(contradiction.change):+.1%} explains the times: {_describe_evidence(contradiction)}"
             )
     for name in calibration.outliers:
         measured, _, predicted = calibration.times_ns[name]
-        yield f"outlier: {name} took {measured / predicted:.3g} times its predicted time, and no number says why"
+        yield f"outlier: {name} took {measured / predicted:.3g} times its predicted time, which no change explains"
     for skipped in calibration.skipped:
         yield f"left out: {skipped.name}: {skipped.why}"
     if calibration.undecided:

@@ -93,12 +93,15 @@ class _Clear:
 
 
 def _overlap(one: _Box, other: _Box) -> bool:
+    """Return whether two boxes have a byte in common."""
     return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _within(one: _Box, other: _Box) -> bool:
+    """Return whether the second box contains the first."""
     return other[0] <= one[0] and one[1] <= other[1] and other[2] <= one[2] and one[3] <= other[3]
 
 
 def _common(one: _Box, other: _Box) -> _Box:
+    """Return the intersection of two overlapping boxes."""
     return max(one[0], other[0]), min(one[1], other[1]), max(one[2], other[2]), min(one[3], other[3])

@@ -227,8 +227,10 @@ def _get_byte_range(stream: Stream, tile: int) -> tuple[int, int]:
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether two half-open ranges have an element in common."""
     return one[0] < other[1] and other[0] < one[1]
 
 
 def _within(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether the second half-open range contains the first."""
     return other[0] <= one[0] and one[1] <= other[1]
