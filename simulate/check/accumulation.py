@@ -1,4 +1,8 @@
-"""`device`: sums in PSUM that are right in simulation and known to be wrong on the chip."""
+"""`device`: sums in PSUM that are right in simulation and known to be wrong on the chip.
+
+A sum is built by matmuls that accumulate onto one PSUM tile. An event is the index of an instruction in a
+core's stream.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +38,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         automatic = evidence.get_core(stream).automatic
-        findings += _accumulations(stream, evidence.get_core(stream).accesses, launch.hardware, automatic)
-        findings += _early_reads(stream, evidence.get_core(stream).accesses, automatic)
+        findings += _find_wrong_starts(stream, evidence.get_core(stream).accesses, launch.hardware, automatic)
+        findings += _find_early_reads(stream, evidence.get_core(stream).accesses, automatic)
     return findings
 
 
-def _accumulations(
+def _find_wrong_starts(
     stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
 ) -> list[Finding]:
     """Return a finding for each line on which a matmul accumulates onto a PSUM tile without a valid start of its sum.
@@ -63,19 +67,23 @@ def _accumulations(
             history = tiles.setdefault(access.tensor, {})
             if access.mode == ACCUMULATE:
                 if stream.line_ids[index] not in lines:
-                    finding = _find_wrong_start(stream, history, index, access, chip, index in automatic)
+                    finding = _check_start(stream, history, index, access, chip, index in automatic)
                     if finding is not None:
                         lines.add(stream.line_ids[index])
                         findings.append(finding)
                 history.setdefault(access, index)
                 continue
             if access.mode == WRITE:
-                history = tiles[access.tensor] = {a: i for a, i in history.items() if not _covers(access, a)}
+                history = tiles[access.tensor] = {
+                    a: i for a, i in history.items() if not _is_covering(access, a)
+                }
             history[access] = index
     return findings
 
 
-def _early_reads(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
+def _find_early_reads(
+    stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]
+) -> list[Finding]:
     """Return a finding for each line that reads a sum which a matmul adds to afterwards and something reads again.
 
     A sum that nothing reads again is left to NKW-PSUM-UNREAD, and one with accumulate=None to
@@ -98,17 +106,17 @@ def _early_reads(stream: Stream, accesses: list[tuple[Access, ...]], automatic: 
             if stream.tensors[tensor].buffer is not MemoryRegion.psum:
                 continue
             if access.mode == WRITE:
-                reads[tensor] = [read for read in reads.get(tensor, ()) if not _meet(read[1], access)]
+                reads[tensor] = [read for read in reads.get(tensor, ()) if not _has_overlap(read[1], access)]
                 reopened[tensor] = [
-                    pair for pair in reopened.get(tensor, ()) if not _meet(pair[1][1], access)
+                    pair for pair in reopened.get(tensor, ()) if not _has_overlap(pair[1][1], access)
                 ]
             elif access.mode == ACCUMULATE and event not in automatic:
-                earlier = [read for read in reads.get(tensor, ()) if _meet(read[1], access)]
+                earlier = [read for read in reads.get(tensor, ()) if _has_overlap(read[1], access)]
                 reopened.setdefault(tensor, []).extend((read, (event, access)) for read in earlier[-1:])
             elif access.mode == READ:
                 for read, addition in reopened.pop(tensor, ()):
                     line = stream.line_ids[read[0]]
-                    if line not in reported_lines and _meet(addition[1], access):
+                    if line not in reported_lines and _has_overlap(addition[1], access):
                         reported_lines.add(line)
                         findings.append(_report_open_sum(stream, read, addition))
                 reads[tensor] = [read for read in reads.get(tensor, ()) if read[1] != access]
@@ -128,14 +136,14 @@ def _report_open_sum(stream: Stream, read: tuple[int, Access], addition: tuple[i
     )
 
 
-def _find_wrong_start(
+def _check_start(
     stream: Stream, history: dict[Access, int], index: int, access: Access, chip: Hardware, automatic: bool
 ) -> Finding | None:
     record = stream.tensors[access.tensor]
-    before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda use: use[0])
+    before = sorted(((i, a) for a, i in history.items() if _has_overlap(access, a)), key=lambda use: use[0])
     writes = [(i, a) for i, a in before if a.mode == WRITE]
     # Writes before the last one that covers the access are not part of the sum.
-    restart = max((i for i, a in writes if _covers(a, access)), default=0)
+    restart = max((i for i, a in writes if _is_covering(a, access)), default=0)
     foreign = [(i, a) for i, a in writes if i >= restart and not stream.effects(i).sums_products]
     if foreign and not chip.psum_accumulate_after_other_write:
         writer = stream.event(foreign[-1][0]).op
@@ -161,7 +169,7 @@ def _find_wrong_start(
     return None
 
 
-def _meet(one: Access, other: Access) -> bool:
+def _has_overlap(one: Access, other: Access) -> bool:
     return (
         one.first_row < other.end_row
         and other.first_row < one.end_row
@@ -170,7 +178,7 @@ def _meet(one: Access, other: Access) -> bool:
     )
 
 
-def _covers(one: Access, other: Access) -> bool:
+def _is_covering(one: Access, other: Access) -> bool:
     return (
         one.first_row <= other.first_row
         and one.end_row >= other.end_row

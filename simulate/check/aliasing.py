@@ -29,12 +29,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line whose result overlaps one of its operands at other positions, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _shifted(stream)
+        findings += _find_shifted(stream)
     return findings
 
 
-def _shifted(stream: Stream) -> list[Finding]:
-    pairs = [_streamed_pairs(template) for template in stream.templates]
+def _find_shifted(stream: Stream) -> list[Finding]:
+    pairs = [_list_streamed_pairs(template) for template in stream.templates]
     collides: dict[tuple[int, int, int], bool] = {}  # by template, operand and result
     findings: list[Finding] = []
     reported_lines: set[int] = set()
@@ -48,7 +48,7 @@ def _shifted(stream: Stream) -> list[Finding]:
                 continue
             key = number, source, target
             if key not in collides:
-                collides[key] = _collide(stream.templates[number], source, target)
+                collides[key] = _has_shifted_overlap(stream.templates[number], source, target)
             if not collides[key]:
                 continue
             reported_lines.add(line)
@@ -68,7 +68,7 @@ def _shifted(stream: Stream) -> list[Finding]:
     return findings
 
 
-def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
+def _list_streamed_pairs(template: Template) -> list[tuple[int, int]]:
     """Return the (operand, result) pairs of an instruction that could overlap while an engine streams elements.
 
     Both are operand indices of the template, and the operand is on chip. The list is empty for DMAs, for
@@ -88,7 +88,7 @@ def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
     ]
 
 
-def _collide(template: Template, operand: int, result: int) -> bool:
+def _has_shifted_overlap(template: Template, operand: int, result: int) -> bool:
     """Return whether a result, in the tensor of an operand, overlaps the operand other than element on element.
 
     Args:

@@ -1,4 +1,7 @@
-"""`arithmetic`: operations that are legal on the chip and rarely meant: wrong identities, logical shifts, old seeds."""
+"""`arithmetic`: operations that are legal on the chip and rarely meant: wrong identities, logical shifts, old seeds.
+
+`observed_arithmetic` notes them while the launch runs.
+"""
 
 from __future__ import annotations
 
@@ -77,10 +80,10 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         findings += report_notes(
             stream, SEED, seen.repeated_seeds, "seed once before the loop, or add the round to the seed"
         )
-    return findings + _seeds_of_cores(launch, evidence)
+    return findings + _find_shared_seeds(launch, evidence)
 
 
-def _seeds_of_cores(launch: Launch, evidence: Evidence) -> list[Finding]:
+def _find_shared_seeds(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return a finding for each rank on which both cores set an equal seed and draw with it.
 
     At most one seed is reported for each rank. The seeds are those of `Arithmetic.seeds`.

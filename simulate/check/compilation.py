@@ -59,11 +59,11 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         for rule, find_operands in _RULES:
-            findings += _broken(stream, rule, find_operands)
+            findings += _find_broken_lines(stream, rule, find_operands)
     return findings
 
 
-def _broken(
+def _find_broken_lines(
     stream: Stream, rule: FindingKind, find_operands: Callable[[Template], Iterator[_RefusedOperand]]
 ) -> Iterator[Finding]:
     """Yield a finding for the first event of each line whose template breaks a rule.
@@ -95,7 +95,7 @@ def _broken(
         )
 
 
-def _different_partitions(template: Template) -> Iterator[_RefusedOperand]:
+def _find_different_partitions(template: Template) -> Iterator[_RefusedOperand]:
     """Yield the destination of a DMA copy between tiles in SBUF that differ in their number of partitions."""
     if not template.plan.effects.copies:
         return
@@ -108,7 +108,7 @@ def _different_partitions(template: Template) -> Iterator[_RefusedOperand]:
         )
 
 
-def _half_start(template: Template) -> Iterator[_RefusedOperand]:
+def _find_odd_starts(template: Template) -> Iterator[_RefusedOperand]:
     """Yield each result of a 2-byte dtype in PSUM whose first byte in its partition is not a multiple of 4."""
     for index in template.writes:
         target = template.operands[index]
@@ -122,7 +122,7 @@ def _half_start(template: Template) -> Iterator[_RefusedOperand]:
                 )
 
 
-def _row_stride(template: Template) -> Iterator[_RefusedOperand]:
+def _find_odd_row_strides(template: Template) -> Iterator[_RefusedOperand]:
     """Yield the destination of a DMA transpose if its rows are not a multiple of 32 bytes apart.
 
     A transpose with one row, or with one element in each row, is not reported: it only spreads a row of HBM
@@ -140,7 +140,7 @@ def _row_stride(template: Template) -> Iterator[_RefusedOperand]:
         )
 
 
-def _step_zero(template: Template) -> Iterator[_RefusedOperand]:
+def _find_zero_steps(template: Template) -> Iterator[_RefusedOperand]:
     """Yield each operand in SBUF or PSUM that has a single row and a partition step of 0."""
     for index in (*template.reads, *template.writes):
         view = template.operands[index]
@@ -153,8 +153,8 @@ def _step_zero(template: Template) -> Iterator[_RefusedOperand]:
 
 
 _RULES: tuple[tuple[FindingKind, Callable[[Template], Iterator[_RefusedOperand]]], ...] = (
-    (PARTITIONS, _different_partitions),
-    (HALF_START, _half_start),
-    (ROW_STRIDE, _row_stride),
-    (STEP_ZERO, _step_zero),
+    (PARTITIONS, _find_different_partitions),
+    (HALF_START, _find_odd_starts),
+    (ROW_STRIDE, _find_odd_row_strides),
+    (STEP_ZERO, _find_zero_steps),
 )

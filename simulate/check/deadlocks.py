@@ -53,11 +53,11 @@ def explain_deadlock(error: Deadlock | RendezvousMismatch) -> Finding:
     else:
         hint = "give the calls that wait for each other the same members and the same pipe_id"
     return make_finding(
-        DEADLOCK, error.message, error.where or _first_waiting_line(waits), hint=hint, callers=error.callers
+        DEADLOCK, error.message, error.where or _find_waiting_line(waits), hint=hint, callers=error.callers
     )
 
 
-def _first_waiting_line(waits: list[str]) -> Location | None:
+def _find_waiting_line(waits: list[str]) -> Location | None:
     """Return the line of the kernel at which the first waiting core stopped, None if no text names a line."""
     for line in waits:
         match = _WAITING_LINE.search(line)

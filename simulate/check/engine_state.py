@@ -70,14 +70,14 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream)
-        findings += _registers(
+        findings += _find_register_faults(
             stream, evidence.get_core(stream).accesses, seen.registers, launch.hardware.partitions
         )
-        findings += _generators(stream, seen.generators)
+        findings += _find_unseeded(stream, seen.generators)
     return findings
 
 
-def _registers(
+def _find_register_faults(
     stream: Stream, accesses: list[tuple[Access, ...]], uses: dict[int, Registers], partitions: int
 ) -> list[Finding]:
     files: dict[int, _RegisterFile] = {}
@@ -133,7 +133,7 @@ def _find_misuse(
     action = "adds to" if adds else "reads out"
     op, where = stream.op_names[stream.ops[event]], stream.event(event).where
     engine = Engine(stream.engines[event]).name
-    access_of_use = describe_access(stream, event, _last_write(stream, event))
+    access_of_use = describe_access(stream, event, _get_last_write(stream, event))
     if spoils:
         return make_finding(
             IDLE,
@@ -150,7 +150,7 @@ def _find_misuse(
             f"{op} {action} the {engine} accumulator registers after a {stream.op_names[stream.ops[idle_event]]} with "
             "reduce_cmd idle, which leaves them undefined",
             where,
-            (describe_access(stream, idle_event, _last_write(stream, idle_event)), access_of_use),
+            (describe_access(stream, idle_event, _get_last_write(stream, idle_event)), access_of_use),
             hint="read the registers out before the idle instruction, or give it another reduce_cmd",
         )
     setter = int(file.setter[: use.rows].max())
@@ -160,7 +160,7 @@ def _find_misuse(
             f"{op} accumulates with {use.operator} onto {engine} registers that "
             f"{stream.op_names[stream.ops[setter]]} reset for {file.operator}",
             where,
-            (describe_access(stream, setter, _last_write(stream, setter)), access_of_use),
+            (describe_access(stream, setter, _get_last_write(stream, setter)), access_of_use),
             hint="reduce_cmd=nisa.reduce_cmd.reset_reduce",
         )
     readers = [used_sums[tensor] for tensor in file.results if tensor in used_sums]
@@ -212,7 +212,7 @@ def _report_discarded(stream: Stream, last: int, event: int | None) -> Finding:
             UNREAD,
             f"{accumulation}, and nothing reads the sum out",
             stream.event(last).where,
-            (describe_access(stream, last, _last_write(stream, last)),),
+            (describe_access(stream, last, _get_last_write(stream, last)),),
             hint="reduce_res=… in the last instruction of the sum",
         )
     discarding = stream.op_names[stream.ops[event]]
@@ -221,8 +221,8 @@ def _report_discarded(stream: Stream, last: int, event: int | None) -> Finding:
         f"{accumulation}, and {discarding} discards the sum before anything reads it out",
         stream.event(event).where,
         (
-            describe_access(stream, last, _last_write(stream, last)),
-            describe_access(stream, event, _last_write(stream, event)),
+            describe_access(stream, last, _get_last_write(stream, last)),
+            describe_access(stream, event, _get_last_write(stream, event)),
         ),
         hint="reduce_cmd=nisa.reduce_cmd.reduce to continue the sum, or read it out before by reduce_res=…",
     )
@@ -254,12 +254,12 @@ def _update_registers(
     if use.command is not ReduceCmd.idle:
         file.setter[rows] = event
     if use.read_out:
-        result = _last_write(stream, event).tensor
+        result = _get_last_write(stream, event).tensor
         used_sums.pop(result, None)
         file.results[result] = event
 
 
-def _last_write(stream: Stream, event: int) -> Access:
+def _get_last_write(stream: Stream, event: int) -> Access:
     """Return the last written operand of an event: the tile that receives the registers if there is one, else dst.
 
     Raises IndexError if the event writes nothing.
@@ -267,7 +267,7 @@ def _last_write(stream: Stream, event: int) -> Access:
     return [access for access in stream.accesses(event) if access.mode != READ][-1]
 
 
-def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
+def _find_unseeded(stream: Stream, uses: dict[int, State]) -> list[Finding]:
     seeded: set[State] = set()
     reported: set[State] = set()
     findings = []
@@ -285,7 +285,7 @@ def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:
                     f"{drawing.op} draws from the {drawing.engine.name} engine's random generator, which this "
                     f"kernel has not seeded{remark}",
                     drawing.where,
-                    (describe_access(stream, event, _last_write(stream, event)),),
+                    (describe_access(stream, event, _get_last_write(stream, event)),),
                     hint="seed it first: nisa.set_rng_seed for the Vector engine, nisa.rand_set_state for GpSimd",
                 )
             )

@@ -73,22 +73,22 @@ class CoreEvidence:
     @cached_property
     def registers(self) -> dict[int, Registers]:
         """How each event uses the accumulator registers of its engine, by event; events without a use are absent."""
-        uses = self._by_template(lambda plan: plan.registers)
+        uses = self._map_templates(lambda plan: plan.registers)
         return {event: registers for event, registers in uses if registers is not None}
 
     @cached_property
     def generators(self) -> dict[int, State]:
         """Random generator that an event seeds or draws from, by event; other events are absent."""
-        states = self._by_template(lambda plan: plan.state if plan.registers is None else None)
+        states = self._map_templates(lambda plan: plan.state if plan.registers is None else None)
         return {event: state for event, state in states if state is not None}
 
     @cached_property
     def automatic(self) -> set[int]:
         """Events that are matmuls with accumulate=None."""
-        modes = self._by_template(lambda plan: plan.accumulate is Accumulate.first_write_overwrites)
+        modes = self._map_templates(lambda plan: plan.accumulate is Accumulate.first_write_overwrites)
         return {event for event, automatic in modes if automatic}
 
-    def _by_template(self, fact: Callable[[Plan], _Fact]) -> Iterator[tuple[int, _Fact]]:
+    def _map_templates(self, fact: Callable[[Plan], _Fact]) -> Iterator[tuple[int, _Fact]]:
         """Yield every event with a fact about its plan; the fact is computed once for each template of the stream."""
         facts = [fact(template.plan) for template in self._stream.templates]
         return ((event, facts[number]) for event, number in enumerate(self._stream.template_ids))
@@ -110,7 +110,9 @@ class Transfers:
         self.repeated_rows: list[Note] = []
         self._addresses = element_ids
         moves = [self._is_transfer(template) for template in stream.templates]
-        folding = [moved and self._may_fold(template) for moved, template in zip(moves, stream.templates)]
+        folding = [
+            moved and self._has_folding_write(template) for moved, template in zip(moves, stream.templates)
+        ]
         ends = stream.operand_ends
         for event, number in enumerate(stream.template_ids):
             if not moves[number]:
@@ -129,11 +131,11 @@ class Transfers:
         return template.plan.engine is Engine.dma and template.plan.rendezvous is None
 
     @staticmethod
-    def _may_fold(template: Template) -> bool:
+    def _has_folding_write(template: Template) -> bool:
         operands = [template.operands[index] for index in template.writes]
         return any(operand.dynamic is not None or may_fold(operand.layout) for operand in operands)
 
-    def _footprint(
+    def _build_footprint(
         self, event: int, template: Template, serials: Sequence[int], operand_index: int
     ) -> Footprint:
         layout, element_ids = (
@@ -147,7 +149,7 @@ class Transfers:
     def _note_repeated(self, event: int, template: Template, serials: Sequence[int]) -> None:
         """Append a note to `repeated_rows` for each result of a DMA with elements that it writes more than once."""
         for target in template.writes:
-            touched = self._footprint(event, template, serials, target)
+            touched = self._build_footprint(event, template, serials, target)
             size = touched.ordered_ids().size
             repeated = size - touched.unique_ids().size
             if repeated:
@@ -166,7 +168,7 @@ class Transfers:
             source: Operand index of the view that it reads.
             target: Operand index of the view that it writes, of the same tensor.
         """
-        reads, writes = (self._footprint(event, template, serials, index) for index in (source, target))
+        reads, writes = (self._build_footprint(event, template, serials, index) for index in (source, target))
         operand, result = template.operands[source], template.operands[target]
         same = reads == writes if reads.elements is None else operand is result
         if same and operand.dtype == result.dtype and len(template.reads) == 1:
@@ -185,7 +187,10 @@ class Returned:
 
 
 class Evidence:
-    """Facts about one launch: the launch reports its instructions here, and detectors read the facts afterwards."""
+    """Facts about one launch, gathered by an observer of its instructions; detectors read them afterwards.
+
+    `returned` and the arrivals of `nonfinite` are filled when the launch ends.
+    """
 
     def __init__(self) -> None:
         self._cores: dict[int, CoreEvidence] = {}

@@ -61,7 +61,7 @@ def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
     for event, operands in enumerate(accesses):
         template = stream.template(event)
         adds = stream.accumulated.get(event, True) is not False
-        boxes = _enclosing_boxes(template)
+        boxes = _get_enclosing_boxes(template)
         for access, box in zip(operands, boxes):
             if access.mode == READ or (access.mode == ACCUMULATE and adds):
                 for write in current.get(access.tensor, ()):
@@ -87,7 +87,7 @@ def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
     return flow
 
 
-def _enclosing_boxes(template: Template) -> list[Box | None]:
+def _get_enclosing_boxes(template: Template) -> list[Box | None]:
     """Return, for each operand of a template, the smallest box of its tensor that contains the operand's elements.
 
     An operand with a run-time address gets the box of the whole tensor. None for a view that reaches outside
@@ -102,9 +102,9 @@ def _enclosing_boxes(template: Template) -> list[Box | None]:
 
 
 def _drop_covered(flow: Flow, writes: list[Write], exact: Box, event: int, access: Access) -> list[Write]:
-    """Drop the writes that a later write covers, and return the remaining ones with shortened boxes.
+    """Return the writes that a later write does not cover, with their uncovered boxes shortened where possible.
 
-    Writes that are covered unread are appended to `flow.overwritten`.
+    Writes that are covered unread are appended to `flow.overwritten` and counted in `flow.unread_writes`.
 
     Args:
         flow: The data flow, which this function updates.
@@ -161,7 +161,13 @@ def has_other_effects(stream: Stream, event: int) -> bool:
 
 
 def find_live(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) -> set[int]:
-    """Return the events whose results reach HBM, a register or another core."""
+    """Return the events whose results reach HBM, a register or another core, directly or through later events.
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event.
+        flow: Its data flow.
+    """
     live: set[int] = set()
     for event in range(len(accesses) - 1, -1, -1):
         leaves = any(

@@ -27,29 +27,29 @@ def render(findings: Sequence[Finding], report_format: Format) -> str:
     return _WRITERS[report_format](findings)
 
 
-def _json(findings: Sequence[Finding]) -> str:
+def _format_json(findings: Sequence[Finding]) -> str:
     return json.dumps({"findings": plain_findings(findings)}, indent=2) + "\n"
 
 
 def plain_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return findings as JSON objects (dicts of plain values), in their order; docs/json.md has the schema."""
-    return [_plain_finding(finding) for finding in findings]
+    return [_convert_finding(finding) for finding in findings]
 
 
-def _plain_finding(finding: Finding) -> dict[str, Any]:
+def _convert_finding(finding: Finding) -> dict[str, Any]:
     """Return one finding as a JSON object."""
     return {
         "code": finding.code,
         "severity": finding.severity.value,
         "message": finding.message,
-        "where": _plain_location(finding.where),
-        "callers": [_plain_location(caller) for caller in finding.callers],
-        "accesses": [_plain_access(access) for access in finding.touches],
+        "where": _convert_location(finding.where),
+        "callers": [_convert_location(caller) for caller in finding.callers],
+        "accesses": [_convert_access(access) for access in finding.touches],
         "hint": finding.hint,
     }
 
 
-def _plain_access(access: Touch) -> dict[str, Any]:
+def _convert_access(access: Touch) -> dict[str, Any]:
     return {
         "rank": access.rank,
         "core": access.core,
@@ -60,17 +60,17 @@ def _plain_access(access: Touch) -> dict[str, Any]:
         "memory": access.memory,
         "rows": list(access.rows),
         "bytes": list(access.bytes),
-        "where": _plain_location(access.where),
-        "callers": [_plain_location(caller) for caller in access.callers],
-        "allocated": _plain_location(access.allocated),
+        "where": _convert_location(access.where),
+        "callers": [_convert_location(caller) for caller in access.callers],
+        "allocated": _convert_location(access.allocated),
     }
 
 
-def _plain_location(where: Location | None) -> dict[str, Any] | None:
+def _convert_location(where: Location | None) -> dict[str, Any] | None:
     return None if where is None else {"file": where.file, "line": where.line, "function": where.function}
 
 
-def _sarif(findings: Sequence[Finding]) -> str:
+def _format_sarif(findings: Sequence[Finding]) -> str:
     codes = sorted({finding.code for finding in findings})
     rules = [{"id": code, "shortDescription": {"text": find_sentence(code) or code}} for code in codes]
     results = []
@@ -81,13 +81,13 @@ def _sarif(findings: Sequence[Finding]) -> str:
             "message": {"text": finding.message + (f"\ntry: {finding.hint}" if finding.hint else "")},
         }
         if finding.where is not None:
-            result["locations"] = [_sarif_location(finding.where)]
+            result["locations"] = [_build_sarif_location(finding.where)]
         related = [(access.where, str(access)) for access in finding.touches]
         related += [(line, f"{tensor} was allocated here") for tensor, line in finding.allocations]
         related += [(caller, "called here") for caller in finding.callers]
         if related:
             result["relatedLocations"] = [
-                {**_sarif_location(line), "message": {"text": remark}} for line, remark in related
+                {**_build_sarif_location(line), "message": {"text": remark}} for line, remark in related
             ]
         results.append(result)
     log = {
@@ -98,7 +98,7 @@ def _sarif(findings: Sequence[Finding]) -> str:
     return json.dumps(log, indent=2) + "\n"
 
 
-def _sarif_location(where: Location) -> dict[str, Any]:
+def _build_sarif_location(where: Location) -> dict[str, Any]:
     return {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(where.file)},
@@ -114,6 +114,6 @@ def find_sentence(code: str) -> str:
 
 _WRITERS: dict[Format, Callable[[Sequence[Finding]], str]] = {
     Format.text: format_text,
-    Format.json: _json,
-    Format.sarif: _sarif,
+    Format.json: _format_json,
+    Format.sarif: _format_sarif,
 }

@@ -84,10 +84,10 @@ class Repeatable:
     """Launch that can be repeated: copies of its arguments, and the trace of its first run."""
 
     def __init__(self, request: LaunchRequest) -> None:
-        """Copy the arguments of a launch that is about to begin.
+        """Keep deep copies of the arguments of a launch that is about to begin; its observer has to fill `trace`.
 
         Raises:
-            InvalidArgument: An argument cannot be copied.
+            InvalidArgument: NKW-CHECK-ARGUMENTS. An argument cannot be copied.
         """
         self.trace = Trace()
         self._request = request
@@ -113,7 +113,7 @@ class Repeatable:
         arguments, trace = _copy_arguments(self._copies), Trace()
         request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
         outputs = execute_launch(request).outputs
-        return _flatten_arrays(outputs, arguments), trace
+        return _list_arrays(outputs, arguments), trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,10 @@ def find_schedule_dependence(
         One finding for each pair of lines whose order changes the outputs. If the usual schedule does not
         repeat the bytes, that finding alone. Empty if all repetitions agree.
     """
-    expected = _flatten_arrays(launch.outputs, call.arguments)
+    expected = _list_arrays(launch.outputs, call.arguments)
     repeated = _compare_repetition(call, None, expected)
     if repeated is not None:
-        blamed = _last_write(launch, returned, repeated)
+        blamed = _find_last_write(launch, returned, repeated)
         return [
             make_finding(
                 REPEATED,
@@ -190,7 +190,7 @@ def _compare_repetition(call: Repeatable, seed: int | None, expected: list[np.nd
                 f"{original.shape} {original.dtype}"
             )
             return _Difference(text, None, trace)
-        offsets = np.flatnonzero(_bytes(array) != _bytes(original))
+        offsets = np.flatnonzero(_view_bytes(array) != _view_bytes(original))
         if len(offsets):
             text = (
                 f"changes {len(offsets)} bytes of array {number} of its outputs and arguments, {array.shape} "
@@ -200,7 +200,7 @@ def _compare_repetition(call: Repeatable, seed: int | None, expected: list[np.nd
     return None
 
 
-def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
+def _find_last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
     """Return the last write to the first differing byte, None if no write of a returned tensor covers it."""
     if not 0 <= seen.array < len(returned):
         return None
@@ -219,7 +219,7 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
     return None
 
 
-def _swapped(usual: Trace, random: Trace) -> tuple[_Use, _Use] | None:
+def _find_swapped(usual: Trace, random: Trace) -> tuple[_Use, _Use] | None:
     """Return two conflicting accesses of different cores that the random schedule swapped, in the usual order.
 
     Of several pairs it is the one that the random schedule shows first. None if it swapped no pair.
@@ -245,7 +245,7 @@ def _report_difference(
     call: Repeatable, launch: Launch, returned: Sequence[Returned], seed: int, seen: _Difference
 ) -> Finding:
     text = f"under the core schedule of seed {seed} the launch {seen.text}"
-    pair = None if seen.trace is None else _swapped(call.trace, seen.trace)
+    pair = None if seen.trace is None else _find_swapped(call.trace, seen.trace)
     if pair is not None:
         first, second = pair
         touches = [_describe_use(launch.streams[use.core], use) for use in pair]
@@ -255,7 +255,7 @@ def _report_difference(
     if seen.where is not None:
         hint = "order the accesses of the two cores with nisa.core_barrier, or give each core its own part"
         return make_finding(SCHEDULE, text, seen.where, hint=hint)
-    writer = _last_write(launch, returned, seen)
+    writer = _find_last_write(launch, returned, seen)
     hint = "let no core depend on Python variables that another core changes"
     return make_finding(SCHEDULE, text, writer.where if writer else None, [writer] if writer else [], hint)
 
@@ -280,7 +280,7 @@ def _copy_arguments(arguments: Any) -> Any:
         ) from None
 
 
-def _flatten_arrays(*values: Any) -> list[np.ndarray]:
+def _list_arrays(*values: Any) -> list[np.ndarray]:
     return [array for value in values for array in _iter_arrays(value)]
 
 
@@ -288,7 +288,7 @@ def _iter_arrays(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif hasattr(value, "detach") and hasattr(value, "numpy"):
-        yield _torch_bytes(value)
+        yield _copy_torch_bytes(value)
     elif isinstance(value, (tuple, list)):
         for element in value:
             yield from _iter_arrays(element)
@@ -296,12 +296,12 @@ def _iter_arrays(value: Any) -> Iterator[np.ndarray]:
         yield from _iter_arrays(list(value.values()))
 
 
-def _torch_bytes(tensor: Any) -> np.ndarray:
+def _copy_torch_bytes(tensor: Any) -> np.ndarray:
     import torch
 
     array: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return array
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def _view_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -45,18 +45,22 @@ _REMARKS = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return findings for tiles that several iterations of an nl.affine_range write, and remarks about Beta 1 code."""
+    """Return findings for tiles that several iterations of an nl.affine_range write, and for Beta 1 code.
+
+    Remarks are what the Beta 1 dialect recorded in the stream while the kernel ran: `+=`, reshapes and
+    broadcasts.
+    """
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.affine:
-            findings += _carried(stream, evidence.get_core(stream).accesses)
+            findings += _find_carried(stream, evidence.get_core(stream).accesses)
         for code, line, seen in stream.remarks:
             finding_kind, hint = _REMARKS[code]
             findings.append(make_finding(finding_kind, seen, location(line), hint=hint))
     return findings
 
 
-def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+def _find_carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
     findings = []
     earlier_writes: dict[tuple[int, int], list[tuple[int, Access, Iteration]]] = {}  # by loop and tensor
     reported_tensors: set[int] = set()

@@ -36,12 +36,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     for stream in launch.streams:
         if stream.loops:
             accesses = evidence.get_core(stream).accesses
-            findings += _escaped(stream, accesses)
-            findings += _carried(stream, accesses)
+            findings += _find_escaped(stream, accesses)
+            findings += _find_carried(stream, accesses)
     return findings
 
 
-def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
+def _find_escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
     findings = []
     lines: set[int] = set()
     for event, operands in enumerate(accesses):
@@ -66,7 +66,7 @@ def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
     return findings
 
 
-def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
+def _find_carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Finding]:
     findings = []
     bodies: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(dict)
     for event, path in stream.loops.items():
@@ -74,10 +74,10 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
         bodies[loop].setdefault(path[-1], []).append(event)
     for iterations in bodies.values():
         first, *later = iterations.values()
-        expected = list(_signatures(stream, accesses, first))
+        expected = list(_compute_signatures(stream, accesses, first))
         for number, events in enumerate(later, 2):
-            different = _first_difference(
-                expected, list(_signatures(stream, accesses, events)), first, events
+            different = _find_first_difference(
+                expected, list(_compute_signatures(stream, accesses, events)), first, events
             )
             if different is not None:
                 findings.append(
@@ -95,7 +95,7 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
     return findings
 
 
-def _signatures(
+def _compute_signatures(
     stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]
 ) -> Iterator[Signature]:
     """Yield the signature of each event of one iteration: instruction, line id, and (tensor, box) of every operand.
@@ -114,7 +114,7 @@ def _signatures(
         yield stream.op_names[stream.ops[event]], stream.line_ids[event], tuple(operands)
 
 
-def _first_difference(
+def _find_first_difference(
     expected: list[Signature], seen: list[Signature], first: list[int], events: list[int]
 ) -> int | None:
     """Return the first event at which an iteration differs from the first iteration, None if the two are equal.

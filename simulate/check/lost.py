@@ -32,12 +32,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream)
-        findings += _overwritten(stream, seen.flow, find_live(stream, seen.accesses, seen.flow))
-        findings += _stored_twice(stream, seen)
+        findings += _find_overwritten(stream, seen.flow, find_live(stream, seen.accesses, seen.flow))
+        findings += _find_stored_twice(stream, seen)
     return findings
 
 
-def _overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
+def _find_overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
     used_lines = {stream.line_ids[event] for event in live}
     findings: list[Finding] = []
     reported_lines: set[int] = set()
@@ -104,7 +104,7 @@ def _is_lost(
     return any(producer not in live for producer in flow.producers.get(first, ()))
 
 
-def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
+def _find_stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
     """Return a finding for each line whose store changes bits that an earlier store wrote and nothing has read.
 
     Two stores to equal views are left to `stale`.

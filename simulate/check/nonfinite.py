@@ -45,19 +45,19 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         by_line[stream.rank, stream.core, stream.line_ids[arrival.birth.event]].append(arrival)
     for arrivals in by_line.values():
         first = min(arrivals, key=lambda arrival: arrival.birth.event)
-        if first.birth.event not in _reported_events(evidence, first.birth.stream):
-            findings.append(_finding(launch, first))
+        if first.birth.event not in _find_reported_events(evidence, first.birth.stream):
+            findings.append(_report_birth(launch, first))
     return findings
 
 
-def _reported_events(evidence: Evidence, stream: Stream) -> set[int]:
+def _find_reported_events(evidence: Evidence, stream: Stream) -> set[int]:
     """Return the events of a core that findings of the detector `values` already name."""
     values = evidence.get_core(stream).values
     overflows = (*values.overflowing_halves, *values.overflowing_fp8)
     return {note.event for note in (*overflows, *values.outside_domain, *values.spread_by_transpose)}
 
 
-def _finding(launch: Launch, arrival: Arrival) -> Finding:
+def _report_birth(launch: Launch, arrival: Arrival) -> Finding:
     birth = arrival.birth
     stream = birth.stream
     made = stream.event(birth.event)
@@ -70,11 +70,11 @@ def _finding(launch: Launch, arrival: Arrival) -> Finding:
         f"{output.name} {output.shape} {output.dtype} are not finite because of them",
         made.where,
         (describe_access(stream, birth.event, result), *_find_store(launch, arrival)),
-        hint=_hint(birth),
+        hint=_choose_hint(birth),
     )
 
 
-def _hint(birth: Birth) -> str:
+def _choose_hint(birth: Birth) -> str:
     return _HINTS.get(birth.function) or (_NAN_HINT if birth.is_nan else _INFINITE_HINT)
 
 

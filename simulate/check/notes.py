@@ -1,4 +1,7 @@
-"""Notes: observed facts about the values of operands, and the findings that report them."""
+"""Notes: observed facts about the values of operands, and the findings that report them.
+
+The observers (`observed_…`) make notes while a launch runs; detectors turn them into findings afterwards.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Arithmetic:
                     self.rounded_indices.append(note)
         if plan.domain is Domain.float32:
             for tile in reads:
-                self._reinterpretation(event, tile)
+                self._observe_reinterpretation(event, tile)
 
     @quiet
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
@@ -91,7 +91,7 @@ class Arithmetic:
         plan, reads, writes = issue
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return
-        self._random(event, issue, operands)
+        self._observe_random(event, issue, operands)
         values = self._copies or operands
         elementwise = plan.propagate is propagation.elementwise and plan.state is None and len(writes) == 1
         if (
@@ -100,13 +100,13 @@ class Arithmetic:
             and all(isinstance(operand, np.ndarray) for operand in values)
         ):
             if plan.domain is Domain.bits:
-                self._bitwise(event, writes[0], reads, values)
+                self._observe_bitwise(event, writes[0], reads, values)
             elif len(reads) == 2 and values[0].size == values[1].size == writes[0].size:
-                self._accumulation(event, plan, reads, writes[0], values)
-        self._rounding(event, issue, values)
+                self._observe_accumulation(event, plan, reads, writes[0], values)
+        self._trace_rounding(event, issue, values)
         self._trace(plan, reads, writes)
 
-    def _bitwise(
+    def _observe_bitwise(
         self, event: int, tile: NkiTensor, reads: Sequence[NkiTensor], values: Sequence[np.ndarray]
     ) -> None:
         dtype, source = tile.dtype.storage, reads[0]
@@ -135,7 +135,7 @@ class Arithmetic:
                 self.logical_shifts.append(Note(event, serial, seen))
                 return
 
-    def _accumulation(
+    def _observe_accumulation(
         self,
         event: int,
         plan: Plan,
@@ -199,7 +199,7 @@ class Arithmetic:
             seen = f"a {name} is accumulated onto zeros, which replace {count} of {tile.size} elements"
             self.wrong_identity.append(Note(event, tile.storage.serial, seen))
 
-    def _rounding(self, event: int, issue: Issue, values: Sequence[Any]) -> None:
+    def _trace_rounding(self, event: int, issue: Issue, values: Sequence[Any]) -> None:
         """Record tensors with integers that a cast rounded up, and tensors computed from them.
 
         `before` turns the record into a note once such a tensor is a run-time index.
@@ -230,7 +230,7 @@ class Arithmetic:
                     seen += f"{float(exact[up].flat[0]):g}, and become a run-time index"
                     self._rounded_up[serial] = Note(event, serial, seen)
 
-    def _reinterpretation(self, event: int, tile: NkiTensor) -> None:
+    def _observe_reinterpretation(self, event: int, tile: NkiTensor) -> None:
         dtypes = self._written_as.get(tile.storage.serial)
         dtype = str(tile.dtype)
         if not dtypes or dtype in dtypes or tile.dtype.is_packed or tile.dtype.itemsize == 1:
@@ -265,7 +265,7 @@ class Arithmetic:
                     dtypes if tile.covers_storage else dtypes | self._written_as.get(serial, set())
                 )
 
-    def _random(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+    def _observe_random(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         plan, reads, _ = issue
         use = plan.effects.random
         if use is RandomUse.draws and self._pending_seed is not None:

@@ -59,7 +59,7 @@ class Integers:
             tile.dtype.is_integer or tile.storage.serial in self._lineage for tile in reads
         )
 
-    def lost_by_sum(self, plan: Plan, tile: NkiTensor) -> int:
+    def count_lost_by_sum(self, plan: Plan, tile: NkiTensor) -> int:
         """Return how many results of a sum over the free dimension are not exactly the sum of the integer operands.
 
         0 for other instructions, if operands are not integers, or if a result differs from the sum by more
@@ -101,13 +101,13 @@ class Integers:
         if plan.state is not None or plan.rendezvous is not None:
             return
         if plan.domain is Domain.bits:
-            self._bits(event, plan, reads, writes)
+            self._observe_bits(event, plan, reads, writes)
             return
         for number, tile in enumerate(writes):
             if tile.dynamic is None and tile.dtype.is_integer and tile.dtype != "bool_":
-                self._saturation(event, issue, number, operands)
+                self._observe_saturation(event, issue, number, operands)
 
-    def _saturation(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
+    def _observe_saturation(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
         plan, _, writes = issue
         tile = writes[number]
         limits = np.iinfo(tile.dtype.storage)
@@ -136,18 +136,27 @@ class Integers:
             seen = f"{missing} of {tile.size} results are NaN, which no integer represents"
             self.nan_to_integer.append(Note(event, tile.storage.serial, seen))
 
-    def _bits(self, event: int, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
+    def _observe_bits(
+        self, event: int, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]
+    ) -> None:
         tile = writes[0] if len(writes) == 1 else None
         if tile is None or tile.dynamic is not None:
             return
         if not reads and str(tile.dtype) in _EXACT_UP_TO:
-            self._numbers(event, tile)
+            self._observe_sequence(event, tile)
         arithmetic = plan.engine is Engine.gpsimd and plan.propagate is propagation.elementwise
         if arithmetic and len(reads) == 2 and tile.dtype.is_integer and self.operand_copies is not None:
-            self._wrap(event, tile, *(operand.astype(np.int64) for operand in self.operand_copies))
+            self._observe_wrap(event, tile, *(operand.astype(np.int64) for operand in self.operand_copies))
 
-    def _numbers(self, event: int, tile: NkiTensor) -> None:
-        """Note an affine sequence of integers, such as positions, that a float dtype of 8 or 16 bits rounds."""
+    def _observe_sequence(self, event: int, tile: NkiTensor) -> None:
+        """Append a note to `rounded_numbers` if a float result was an affine sequence of integers before its rounding.
+
+        Such a sequence is, for example, the positions that an iota writes.
+
+        Args:
+            event: The event, an instruction without operands.
+            tile: Its result, of a float dtype of 8 or 16 bits.
+        """
         values = tile.array.astype(np.float64).reshape(tile.shape[0], -1)
         if not np.isfinite(values).all() or np.abs(values).max() <= _EXACT_UP_TO[str(tile.dtype)]:
             return
@@ -161,7 +170,7 @@ class Integers:
             seen = f"{lost} of {tile.size} integers are rounded, for example {exact[exact != values].flat[0]:.0f}"
             self.rounded_numbers.append(Note(event, tile.storage.serial, seen))
 
-    def _wrap(self, event: int, tile: NkiTensor, first: np.ndarray, second: np.ndarray) -> None:
+    def _observe_wrap(self, event: int, tile: NkiTensor, first: np.ndarray, second: np.ndarray) -> None:
         limits = np.iinfo(tile.dtype.storage)
         result = tile.array.astype(np.int64).reshape(first.shape)
         for name, function in _WRAPS.items():

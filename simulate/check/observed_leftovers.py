@@ -76,7 +76,7 @@ class Leftovers:
         self._carried.clear()
         plan, reads, writes = issue
         for number, tile in enumerate(reads):
-            box, serial = _enclosing(tile), tile.storage.serial
+            box, serial = _get_enclosing_box(tile), tile.storage.serial
             if box is None:
                 continue
             last = -1
@@ -113,11 +113,11 @@ class Leftovers:
             if exact is None or not tile.buffer.on_chip:
                 continue
             if serial in self._leftovers:
-                self._cover(serial, exact)
+                self._remove_covered(serial, exact)
             is_fill = bool(reads) and serial not in sources and plan.accumulate is None
-            keys = _keys(line, plan, reads) if is_fill else []
+            keys = _build_keys(line, plan, reads) if is_fill else []
             if keys:
-                self._fill(event, keys, serial, exact)
+                self._add_fill(event, keys, serial, exact)
             for key, (filled, box) in list(self._fills.get(serial, {}).items()):
                 remaining = box if key in keys else _subtract_box(box, exact)
                 if remaining is None:
@@ -127,19 +127,21 @@ class Leftovers:
         for serial, leftover in self._carried:
             self._leftovers.setdefault(serial, []).append(leftover)
 
-    def _fill(self, event: int, keys: list[tuple[Any, ...]], serial: int, exact: Box) -> None:
+    def _add_fill(self, event: int, keys: list[tuple[Any, ...]], serial: int, exact: Box) -> None:
         boxes_beyond: set[tuple[Box, int, int]] = set()
         fills = self._fills.setdefault(serial, {})
         for key in keys:
             earlier = fills.get(key)
             if earlier is not None:
-                boxes_beyond |= {(box, axis, earlier[0]) for box, axis in _boxes_beyond(earlier[1], exact)}
+                boxes_beyond |= {
+                    (box, axis, earlier[0]) for box, axis in _find_boxes_beyond(earlier[1], exact)
+                }
             fills[key] = event, exact
         for box, axis, old in sorted(boxes_beyond):
             leftover = Leftover(box, axis, (old, serial), (event, serial))
             self._leftovers.setdefault(serial, []).append(leftover)
 
-    def _cover(self, serial: int, exact: Box) -> None:
+    def _remove_covered(self, serial: int, exact: Box) -> None:
         kept = []
         for leftover in self._leftovers[serial]:
             remaining = _subtract_box(leftover.box, exact)
@@ -191,29 +193,29 @@ class Leftovers:
             leftover: The leftover in the operand.
         """
         for result in writes:
-            target = _enclosing(result)
+            target = _get_enclosing_box(result)
             if target is None or not result.buffer.on_chip:
                 continue
             moved = None
             product = plan.effects.contraction is Contraction.products and len(plan.reads) == 2
             if product and leftover.axis != _ROWS and number == 1:
                 if len(box) == len(target) == 2:
-                    moved = _shift_leftover(
+                    moved = _move_leftover(
                         box, target, leftover, 1, tile.dtype.itemsize, result.dtype.itemsize
                     )
             elif plan.propagate is propagation.transposed or (product and leftover.axis != _ROWS):
                 moved = _transpose_leftover(tile, box, result, target, leftover)
             elif leftover.axis == _ROWS and result.shape[0] == tile.shape[0]:
                 if plan.effects.contraction is not Contraction.products:
-                    moved = _shift_leftover(box, target, leftover, _ROWS, 1, 1)
+                    moved = _move_leftover(box, target, leftover, _ROWS, 1, 1)
             elif result.shape == tile.shape and len(box) == len(target) == 2:
                 widths = tile.dtype.itemsize, result.dtype.itemsize
-                moved = _shift_leftover(box, target, leftover, leftover.axis, *widths)
+                moved = _move_leftover(box, target, leftover, leftover.axis, *widths)
             if moved is not None:
                 self._carried.append((result.storage.serial, moved))
 
 
-def _keys(line: Line, plan: Plan, reads: Sequence[NkiTensor]) -> list[tuple[Any, ...]]:
+def _build_keys(line: Line, plan: Plan, reads: Sequence[NkiTensor]) -> list[tuple[Any, ...]]:
     """Return the keys under which fills of one loop are compared: their line, and for a DMA also its source."""
     keys: list[tuple[Any, ...]] = [("line", id(line[0]), line[1])]
     if plan.effects.copies:
@@ -221,7 +223,7 @@ def _keys(line: Line, plan: Plan, reads: Sequence[NkiTensor]) -> list[tuple[Any,
     return keys
 
 
-def _enclosing(tile: NkiTensor) -> Box | None:
+def _get_enclosing_box(tile: NkiTensor) -> Box | None:
     return tile.layout.boxes[1] if tile.dynamic is None else None
 
 
@@ -230,7 +232,7 @@ def _is_beyond(box: Box, leftover: Leftover) -> bool:
     return box[leftover.axis][0] >= leftover.box[leftover.axis][0]
 
 
-def _boxes_beyond(old: Box, new: Box) -> list[tuple[Box, int]]:
+def _find_boxes_beyond(old: Box, new: Box) -> list[tuple[Box, int]]:
     """Return (box, axis) for the part of an earlier fill beyond the end of a later fill along each axis.
 
     Empty unless both fills begin at the same element and the earlier one contains the later one.
@@ -266,7 +268,7 @@ def _subtract_box(box: Box, exact: Box) -> Box | None:
     return (*box[:axis], (stop, end) if start <= first else (first, start), *box[axis + 1 :])
 
 
-def _shift_leftover(
+def _move_leftover(
     box: Box, target: Box, leftover: Leftover, axis: int, width: int, new_width: int
 ) -> Leftover:
     """Return a leftover at the same elements of a result along one axis; it spans the result along the other axes.
@@ -313,7 +315,7 @@ def _transpose_leftover(
 
 
 def _has_nonzero_rows(operand: np.ndarray, source: NkiTensor, first: int, end: int) -> bool:
-    """Return whether an operand of a product has nonzero elements in the rows of a leftover.
+    """Return whether an operand of a product has a nonzero element in the partitions of a leftover.
 
     Args:
         operand: The values of the operand.

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from simulate.check.tile_values import (
-    defined_elements,
+    find_defined_elements,
     has_nonfinite_values,
     is_finite,
     read_values,
-    selected_elements,
+    resolve_elements,
 )
 from simulate.isa import propagation
 from simulate.isa.enums import ReduceCmd
@@ -89,8 +89,8 @@ class NonFinite:
         plan, reads, writes = issue
         rank = core.rank.number
         for tile in (*reads, *writes):
-            self._scan_contents(rank, tile.storage)
-        sources = [self._nonfinite_operand(rank, tile) for tile in (*reads, *writes)]
+            self._mark_contents(rank, tile.storage)
+        sources = [self._read_nonfinite(rank, tile) for tile in (*reads, *writes)]
         if any(sources):
             self._operands[rank, core.number] = sources
             if plan.rendezvous is not None:
@@ -111,7 +111,7 @@ class NonFinite:
                 continue
             values = read_values(tile)
             nan, infinite = np.isnan(values), np.isinf(values)
-            defined = defined_elements(tile)
+            defined = find_defined_elements(tile)
             previous = sources[len(reads) + number]
             keeps = plan.accumulate is not None or event in core.stream.masked
             causes = [source for source in sources[: len(reads)] if source is not None]
@@ -135,7 +135,7 @@ class NonFinite:
         named = {(rank, tensor.storage.serial) for rank, tensor in outputs}
         outputs += [pair for pair in self._arguments if (pair[0], pair[1].storage.serial) not in named]
         for rank, tensor in outputs:
-            operand = self._nonfinite_operand(rank, tensor)
+            operand = self._read_nonfinite(rank, tensor)
             if operand is None:
                 continue
             marked = operand.origins[operand.nan | operand.infinite]
@@ -143,7 +143,7 @@ class NonFinite:
                 count = int((marked == number).sum())
                 self.arrivals.append(Arrival(self.births[number], rank, tensor.storage.serial, count))
 
-    def _scan_contents(self, rank: int, storage: Storage) -> None:
+    def _mark_contents(self, rank: int, storage: Storage) -> None:
         """Mark NaN and infinities in an argument or a constant as intended, at the first access of a tensor."""
         key = rank, storage.serial
         if key in self._known:
@@ -158,7 +158,7 @@ class NonFinite:
             values = read_values(view)
             self._set_origins(key, view, np.where(np.isfinite(values), _FINITE, INTENDED).astype(np.int32))
 
-    def _nonfinite_operand(self, rank: int, tile: NkiTensor) -> _Operand | None:
+    def _read_nonfinite(self, rank: int, tile: NkiTensor) -> _Operand | None:
         """Return the values of an operand that are not finite, with their origins; None if all values are finite."""
         key = rank, tile.storage.serial
         reinterpreted = tile.dtype is not tile.storage.dtype and not tile.storage.dtype.is_float
@@ -269,7 +269,7 @@ class NonFinite:
         if tile.dynamic is None:
             _, shape, strides, offset, _ = tile.byte_view()
             return np.ndarray(shape, np.int32, table, 4 * offset, [4 * stride for stride in strides])
-        elements, inside = selected_elements(tile)
+        elements, inside = resolve_elements(tile)
         origins = table[np.where(inside, elements, 0) * tile.dtype.storage.itemsize]
         return np.where(inside, origins, _FINITE).astype(np.int32)
 
@@ -281,7 +281,7 @@ class NonFinite:
             assert view is not None
             view[...] = origins
         else:
-            elements, inside = selected_elements(tile)
+            elements, inside = resolve_elements(tile)
             self._origins[key][elements[inside] * tile.dtype.storage.itemsize] = origins[inside]
 
     def _clear(self, key: _Key, tile: NkiTensor) -> None:

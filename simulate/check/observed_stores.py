@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulate.check.tile_values import selected_elements
+from simulate.check.tile_values import resolve_elements
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run.execute import view_flat
 from simulate.run.machine import Issue, NeuronCore
@@ -66,7 +66,7 @@ class Stores:
             if events is not None:
                 earlier = self._get(events, tile)
                 if (earlier != _NONE).any():
-                    self._old[tile.storage.serial] = earlier.copy(), _bits(tile).copy()
+                    self._old[tile.storage.serial] = earlier.copy(), _view_bits(tile).copy()
 
     def after(self, core: NeuronCore, event: int, issue: Issue) -> None:
         """Append to `lost` if a store changed pending elements, and record the store as pending.
@@ -95,7 +95,7 @@ class Stores:
             self._set(self._unread[serial], tile, _NONE if is_copy else event)
 
     def _compare(self, event: int, tile: NkiTensor, earlier: np.ndarray, old: np.ndarray) -> None:
-        changed = (earlier != _NONE) & (old != _bits(tile))
+        changed = (earlier != _NONE) & (old != _view_bits(tile))
         if not changed.any() or (old[changed] == old[changed].flat[0]).all():
             return  # equal bits, or a constant that initialises the tensor
         count = int(changed.sum())
@@ -109,7 +109,7 @@ class Stores:
         if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
             return np.full(tile.shape, _NONE, np.int32)
         if tile.dynamic is not None:
-            elements, inside = selected_elements(tile)
+            elements, inside = resolve_elements(tile)
             return np.where(inside, events[np.where(inside, elements, 0)], _NONE)
         return _view(events, tile)
 
@@ -118,7 +118,7 @@ class Stores:
         if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
             events[...] = _NONE  # a view of another width: the elements do not correspond
         elif tile.dynamic is not None:
-            elements, inside = selected_elements(tile)
+            elements, inside = resolve_elements(tile)
             events[elements[inside]] = event
         else:
             _view(events, tile)[...] = event
@@ -132,9 +132,9 @@ def _view(events: np.ndarray, tile: NkiTensor) -> np.ndarray:
     return np.ndarray(tile.shape, events.dtype, events, tile.offset * events.itemsize, strides)
 
 
-def _bits(tile: NkiTensor) -> np.ndarray:
+def _view_bits(tile: NkiTensor) -> np.ndarray:
     unsigned = np.dtype(f"u{tile.dtype.storage.itemsize}")
     if tile.dynamic is None:
         return tile.array.view(unsigned)
-    elements, inside = selected_elements(tile)
+    elements, inside = resolve_elements(tile)
     return view_flat(tile).array.view(unsigned)[np.where(inside, elements, 0)]

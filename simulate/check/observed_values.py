@@ -53,13 +53,13 @@ class Values:
         self.integers.before(issue, operands)
         if plan.domain is not Domain.float32 or len(operands) != len(reads):
             return
-        self._operands(event, reads, operands)
+        self._observe_operands(event, reads, operands)
         if plan.accumulate is not None and len(reads) == 1:
-            self._transpose(event, reads[0], operands[0])
+            self._observe_transpose(event, reads[0], operands[0])
         if plan.argument is not None:
-            self._argument(event, reads[0], plan.argument, operands)
+            self._observe_argument(event, reads[0], plan.argument, operands)
         if plan.effects.contraction is Contraction.products:
-            self._contracted(event, reads, operands)
+            self._observe_contraction(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         """Note results whose values are lost in their dtype, or on the float32 path to it."""
@@ -67,7 +67,7 @@ class Values:
         differs = (
             plan.domain is Domain.float32
             and plan.state is None
-            and _scales_partitions_differently(plan, reads, operands)
+            and _has_different_scales(plan, reads, operands)
         )
         for tile in writes:
             if differs:
@@ -78,11 +78,11 @@ class Values:
             if plan.domain is Domain.float32 and plan.rendezvous is None:
                 for number, tile in enumerate(writes):
                     if tile.dynamic is None:
-                        self._result(event, issue, number, operands)
+                        self._observe_result(event, issue, number, operands)
             self.integers.observe_casts(event, issue, operands)
             self.integers.trace(issue)
 
-    def _operands(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+    def _observe_operands(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
         for tile, operand in zip(reads, operands):
             if tile.dynamic is not None:
                 continue
@@ -97,7 +97,7 @@ class Values:
                     seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
                     self.wide_fp8.append(Note(event, tile.storage.serial, seen))
 
-    def _contracted(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
+    def _observe_contraction(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
         """Append to `scaled_apart` the operands of a matmul whose partitions were scaled differently.
 
         An operand is skipped if each column of the other operand has at most one nonzero factor: such a
@@ -110,8 +110,11 @@ class Values:
             if writer is not None and np.count_nonzero(other.reshape(other.shape[0], -1), axis=0).max() > 1:
                 self.scaled_apart.append((event, tile.storage.serial, writer))
 
-    def _transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """Note elements that are not finite in a transpose by a product with the identity: 0 times them is NaN."""
+    def _observe_transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
+        """Append a note to `spread_by_transpose` for NaN or infinities in the operand of a transpose.
+
+        The transpose is a product with the identity, in which 0 times such a value is NaN.
+        """
         count = int((~np.isfinite(operand)).sum())
         if count:
             seen = (
@@ -119,7 +122,9 @@ class Values:
             )
             self.spread_by_transpose.append(Note(event, tile.storage.serial, seen))
 
-    def _argument(self, event: int, tile: NkiTensor, argument: Argument, operands: Sequence[Any]) -> None:
+    def _observe_argument(
+        self, event: int, tile: NkiTensor, argument: Argument, operands: Sequence[Any]
+    ) -> None:
         function = argument.function
         if function.domain is None:
             return
@@ -137,7 +142,7 @@ class Values:
             )
             self.outside_domain.append(Note(event, tile.storage.serial, seen))
 
-    def _result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
+    def _observe_result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
         """Note the elements of a result that its dtype, or the float32 path to it, does not represent.
 
         Args:
@@ -155,7 +160,7 @@ class Values:
                 seen = f"{lost} of {tile.size} results overflow; the largest value is {limit:g}"
                 self.overflowing_fp8.append(Note(event, tile.storage.serial, seen))
             elif plan.state is None and not lost:
-                self._vanishing(event, tile, np.asarray(plan.compute(*operands)[number]))
+                self._observe_vanishing(event, tile, np.asarray(plan.compute(*operands)[number]))
             return
         if plan.state is not None:
             return
@@ -163,7 +168,7 @@ class Values:
         operands = self.integers.operand_copies or operands
         if tile.dtype in _HALF_EXPONENT:
             if from_integers or _has_infinity(tile):
-                self._halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
+                self._observe_halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
         elif tile.dtype in _WIDE and from_integers and _is_large(tile.array):
             exact = np.asarray(plan.compute(*(operand.astype(np.float64) for operand in operands))[number])
             expected = exact.astype(np.float64)
@@ -172,12 +177,12 @@ class Values:
                 limits = np.iinfo(tile.array.dtype)
                 expected = np.clip(expected, limits.min, limits.max).astype(np.int64)
             lost = int((expected != tile.array.astype(expected.dtype).reshape(expected.shape)).sum())
-            lost = lost or self.integers.lost_by_sum(plan, tile)
+            lost = lost or self.integers.count_lost_by_sum(plan, tile)
             if lost:
                 seen = f"{lost} of {tile.size} results above {EXACT_INTEGERS} lose bits as float32"
                 self.large_integers.append(Note(event, tile.storage.serial, seen))
 
-    def _vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
+    def _observe_vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
         """Note a cast to an 8-bit float that turns more than half of the nonzero elements, of 8 or more, into zeros.
 
         Only tiles with no magnitude of 0.125 or more count.
@@ -195,7 +200,7 @@ class Values:
             seen += f"{float(values[nonzero & (tile.array.astype(np.float32) == 0)].flat[0]):g}"
             self.vanished.append(Note(event, tile.storage.serial, seen))
 
-    def _halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
+    def _observe_halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
         """Note finite results that became infinite as a 16-bit float, and integers that the dtype rounded.
 
         Args:
@@ -216,7 +221,7 @@ class Values:
             self.rounded_integers.append(Note(event, tile.storage.serial, seen))
 
 
-def _scales_partitions_differently(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
+def _has_different_scales(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
     """Return whether an instruction scales an 8-bit tile by a (P, 1) operand whose elements differ.
 
     It counts as scaling if zeros in place of the tile give zeros.
@@ -236,6 +241,7 @@ def _scales_partitions_differently(plan: Plan, reads: Tensors, operands: Sequenc
 
 
 def _has_infinity(tile: NkiTensor) -> bool:
+    """Return whether a float16 or bfloat16 tile contains an infinity or NaN."""
     mask = _HALF_EXPONENT[str(tile.dtype)]
     return bool((tile.array.view(np.uint16) & mask == mask).any())
 

@@ -27,10 +27,14 @@ NOT_ENTERED = register_kind(
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return findings for requested orders that cannot be kept, and for no_reorder without `with`, core by core."""
-    return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
+    return [
+        finding
+        for stream in launch.streams
+        for finding in (*_find_wrong_orders(stream), *_find_blocks_not_entered(stream))
+    ]
 
 
-def _edges(stream: Stream) -> list[Finding]:
+def _find_wrong_orders(stream: Stream) -> list[Finding]:
     findings = []
     lines: set[tuple[int, int]] = set()
     for producer, consumer in stream.requested:
@@ -75,7 +79,7 @@ def _edges(stream: Stream) -> list[Finding]:
     return findings
 
 
-def _blocks(stream: Stream) -> list[Finding]:
+def _find_blocks_not_entered(stream: Stream) -> list[Finding]:
     return [
         make_finding(
             NOT_ENTERED,

@@ -57,7 +57,7 @@ def find_order_dependence(launch: ReorderedLaunch, count: int) -> list[Finding]:
             text = f"changes {describe_difference(launch, seen, expected)}"
         pair = _find_swapped(launch, order)
         finding = _report_swap(launch, f"legal order {number + 1} of {count} {text}", pair)
-        lines = tuple((use.member.core, _line(launch, use), use.writes) for use in pair or ())
+        lines = tuple((use.member.core, _get_line(launch, use), use.writes) for use in pair or ())
         findings.setdefault(lines, finding)
     return list(findings.values())
 
@@ -98,7 +98,7 @@ class _Use:
         if self.tile.dynamic is not None:
             return np.arange(self.first, self.end)
         width = self.tile.dtype.storage.itemsize
-        addresses = np.array([_address(self.tile.storage) + self.tile.offset * width])
+        addresses = np.array([_get_address(self.tile.storage) + self.tile.offset * width])
         for extent, stride in zip(self.tile.shape, self.tile.strides):
             addresses = np.add.outer(addresses, np.arange(extent) * stride * width).reshape(-1)
         return np.unique(np.add.outer(addresses, np.arange(width)))
@@ -132,7 +132,7 @@ def _find_uses(launch: ReorderedLaunch) -> list[_Use]:
         for member in members:
             reads, written = launch.tensors(member)
             for tile, writes in [(tile, False) for tile in reads] + [(tile, True) for tile in written]:
-                start, width = _address(tile.storage), tile.dtype.storage.itemsize
+                start, width = _get_address(tile.storage), tile.dtype.storage.itemsize
                 if tile.dynamic is not None:
                     first, end = start, start + tile.storage.nbytes
                 else:
@@ -155,15 +155,15 @@ def _report_swap(launch: ReorderedLaunch, text: str, pair: tuple[_Use, _Use] | N
         streams[blamed.member.core].event(blamed.member.event).where,
         [
             describe_access(
-                streams[use.member.core], use.member.event, _access(streams[use.member.core], use)
+                streams[use.member.core], use.member.event, _find_access(streams[use.member.core], use)
             )
             for use in pair
         ],
-        hint=_hint(launch, early, late),
+        hint=_choose_hint(launch, early, late),
     )
 
 
-def _hint(launch: ReorderedLaunch, early: _Use, late: _Use) -> str:
+def _choose_hint(launch: ReorderedLaunch, early: _Use, late: _Use) -> str:
     names = [launch.streams[use.member.core].tensors[use.tile.storage.serial].name for use in (early, late)]
     if early.tile.storage is not late.tile.storage:
         return f"{names[0]} and {names[1]} share memory of the host; pass arrays that share none"
@@ -172,7 +172,7 @@ def _hint(launch: ReorderedLaunch, early: _Use, late: _Use) -> str:
     return "this is a fault of the simulator, whose dependences miss the pair; please report it"
 
 
-def _access(stream: Stream, use: _Use) -> Access:
+def _find_access(stream: Stream, use: _Use) -> Access:
     return next(
         access
         for access in stream.accesses(use.member.event)
@@ -180,10 +180,10 @@ def _access(stream: Stream, use: _Use) -> Access:
     )
 
 
-def _line(launch: ReorderedLaunch, use: _Use) -> int:
+def _get_line(launch: ReorderedLaunch, use: _Use) -> int:
     return launch.streams[use.member.core].line_ids[use.member.event]
 
 
-def _address(storage: Storage) -> int:
+def _get_address(storage: Storage) -> int:
     address: int = storage.uncounted_array.__array_interface__["data"][0]
     return address

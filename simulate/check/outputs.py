@@ -65,23 +65,28 @@ _Write = tuple[Stream, int, Access]
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return findings about inputs and outputs, rank by rank, and about operands and results of collectives."""
     findings: list[Finding] = []
-    depends = _depends_on_inputs(launch, evidence)
+    depends = _trace_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
         findings += _find_faults_of_rank(launch, streams, evidence, depends[rank])
-    return [*findings, *_unused(launch, evidence), *_unread(launch, evidence), *_exposed(launch, evidence)]
+    return [
+        *findings,
+        *_find_unused_inputs(launch, evidence),
+        *_find_unread(launch, evidence),
+        *_find_exposed(launch, evidence),
+    ]
 
 
-def _definition(launch: Launch) -> Location | None:
+def _find_definition(launch: Launch) -> Location | None:
     """Return the line of the kernel's `def`, None if the kernel's own body issued no instruction."""
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
-                return location((code, _line_of_def(code)))
+                return location((code, _find_def_line(code)))
     return None
 
 
-def _line_of_def(code: CodeType) -> int:
+def _find_def_line(code: CodeType) -> int:
     """Return the line of `def` of a function, which comes after the lines of its decorators.
 
     The first line of the function if none of the next 20 lines has a `def`.
@@ -93,7 +98,7 @@ def _line_of_def(code: CodeType) -> int:
     return first
 
 
-def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
+def _find_unused_inputs(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return findings for inputs that no rank reads, writes or returns.
 
     An input that some ranks ignore is not reported, because ranks may share the work unequally.
@@ -113,7 +118,7 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
         make_finding(
             UNUSED,
             f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
-            _definition(launch),
+            _find_definition(launch),
             hint="drop the parameter, or use it",
         )
         for name, record in inputs.items()
@@ -121,7 +126,7 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
+def _find_exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return a finding for each line with a collective on arguments, outputs or tensors without name= in HBM.
 
     Only the first core is looked at, since all ranks run the same lines. Sources: nki.collectives.all_reduce
@@ -158,7 +163,7 @@ def _describe_exposure(record: TensorRecord, returned: set[int]) -> str:
     return "" if record.is_named else "has no name="
 
 
-def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
+def _find_unread(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return a finding for each line with a collective whose results are neither read nor returned on any rank."""
     unread: dict[str, Finding | None] = {}
     returned = {(output.rank, output.tensor) for output in evidence.returned}
@@ -202,7 +207,7 @@ def _find_faults_of_rank(
         depends: The tensors of the rank whose contents depend on an input.
     """
     records = streams[0].tensors
-    reads, writes = _uses(streams, evidence)
+    reads, writes = _find_uses(streams, evidence)
     returned = {output.tensor: output for output in evidence.returned if output.rank == streams[0].rank}
     has_inputs = any(_is_input(record) for record in records)
     findings = [
@@ -226,7 +231,7 @@ def _find_faults_of_rank(
                 make_finding(
                     UNTOUCHED,
                     f"the kernel returns its input {record.name} {record.shape}, which it never wrote",
-                    _definition(launch),
+                    _find_definition(launch),
                     hint="return the tensor that holds the result",
                 )
             )
@@ -235,7 +240,7 @@ def _find_faults_of_rank(
             FORGOTTEN,
             f"{record.name} {record.shape} {record.dtype} is written, but neither returned nor read",
             record.where,
-            _touches(writes[record.serial]),
+            _describe_write(writes[record.serial]),
             hint="return it, or allocate scratch space with buffer=nl.private_hbm",
         )
         for record in records
@@ -265,7 +270,7 @@ def _find_output_faults(
             f"{output.unwritten_bytes} of {record.nbytes} bytes of the output {record.name} {record.shape} "
             f"{record.dtype} were never written",
             record.where,
-            _touches(last),
+            _describe_write(last),
             hint="write the rest, often the last, ragged tile",
             callers=record.called_at,
         )
@@ -274,7 +279,7 @@ def _find_output_faults(
             PRIVATE,
             f"the output {record.name} {record.shape} lies in private HBM, which does not compile since NKI 0.3",
             record.where,
-            _touches(last),
+            _describe_write(last),
             hint="buffer=nl.shared_hbm",
             callers=record.called_at,
         )
@@ -283,7 +288,7 @@ def _find_output_faults(
             CONSTANT,
             f"the output {record.name} {record.shape} depends on no input tensor",
             record.where,
-            _touches(last),
+            _describe_write(last),
             hint="check which tile is copied to the output",
         )
 
@@ -292,11 +297,11 @@ def _is_input(record: TensorRecord) -> bool:
     return record.line is None and not record.buffer.on_chip and record.buffer is not MemoryRegion.register
 
 
-def _touches(write: _Write | None) -> tuple[Touch, ...]:
+def _describe_write(write: _Write | None) -> tuple[Touch, ...]:
     return () if write is None else (describe_access(*write),)
 
 
-def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, _Write]]:
+def _find_uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, _Write]]:
     """Return the tensors that some core of a rank reads, and the last write of every written tensor in HBM, by tensor.
 
     Barriers do not count as writes.
@@ -316,7 +321,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
     return reads, writes
 
 
-def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
+def _trace_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
     """Return, by rank, the tensors whose contents depend on an input or on drawn random numbers.
 
     A rendezvous passes the dependence of one member's operands on to the results of all members.

@@ -101,12 +101,14 @@ def _find_lost_reads(
         uses: The (event, access) pairs of each tile, by tensor.
         hint: The start of the hint, empty or with a trailing "or".
     """
-    victim_writes = [(i, a.mode, _access_box(victim, a)) for i, a in uses[victim.serial] if a.mode != READ]
-    foreign = [(i, a, _access_box(intruder, a)) for i, a in uses[intruder.serial] if a.mode != READ]
+    victim_writes = [
+        (i, a.mode, _get_access_box(victim, a)) for i, a in uses[victim.serial] if a.mode != READ
+    ]
+    foreign = [(i, a, _get_access_box(intruder, a)) for i, a in uses[intruder.serial] if a.mode != READ]
     for index, access in uses[victim.serial]:
         if access.mode == WRITE:
             continue
-        accessed = _access_box(victim, access)
+        accessed = _get_access_box(victim, access)
         for event, write, box in reversed(foreign):
             lost = box.common(accessed)
             if lost is None:
@@ -154,14 +156,14 @@ def _suggest_address(
     step = chip.psum_bank_bytes if intruder.buffer is MemoryRegion.psum else 4
     first, last = stream.first_use[intruder.serial], stream.last_use[intruder.serial]
     taken = [
-        _tile_box(other)
+        _get_tile_box(other)
         for other in addressed
         if other is not intruder
         and other.buffer is intruder.buffer
         and stream.first_use[other.serial] <= last
         and stream.last_use[other.serial] >= first
     ]
-    rows, end = _tile_box(intruder).rows, _tile_box(victim).bytes[1]
+    rows, end = _get_tile_box(intruder).rows, _get_tile_box(victim).bytes[1]
     starts = {-(-box.bytes[1] // step) * step for box in taken} | {0}
     for start in sorted(starts, key=lambda start: (start < end, start)):
         target = _Box(rows, (start, start + intruder.row_bytes))
@@ -171,13 +173,13 @@ def _suggest_address(
     return ""
 
 
-def _tile_box(record: TensorRecord) -> _Box:
+def _get_tile_box(record: TensorRecord) -> _Box:
     assert record.address is not None
     first, start = record.address
     return _Box((first, first + record.shape[0]), (start, start + record.row_bytes))
 
 
-def _access_box(record: TensorRecord, access: Access) -> _Box:
+def _get_access_box(record: TensorRecord, access: Access) -> _Box:
     assert record.address is not None
     first, start = record.address
     return _Box(
@@ -196,14 +198,18 @@ def _find_overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple
     pairs: list[tuple[int, int]] = []
     alive: list[int] = []
     for index, record in enumerate(records):
-        first, last, box = stream.first_use[record.serial], stream.last_use[record.serial], _tile_box(record)
+        first, last, box = (
+            stream.first_use[record.serial],
+            stream.last_use[record.serial],
+            _get_tile_box(record),
+        )
         alive = [other for other in alive if stream.last_use[records[other].serial] > first]
         pairs += [
             (other, index)
             for other in alive
             if records[other].buffer is record.buffer
             and stream.first_use[records[other].serial] < last
-            and _tile_box(records[other]).common(box)
+            and _get_tile_box(records[other]).common(box)
         ]
         alive.append(index)
     return [(records[first_tile], records[other]) for first_tile, other in sorted(pairs)]

@@ -58,7 +58,7 @@ def find_predecessors(launch: ReorderedLaunch) -> list[set[int]]:
     writer = [-1] * len(boxes.near)
     readers: list[list[int]] = [[] for _ in boxes.near]
     states: dict[tuple[int, object], int] = {}
-    requested = [_requested(stream) for stream in streams]
+    requested = [_list_requested(stream) for stream in streams]
     step_of: list[dict[int, int]] = [{} for _ in streams]
     fences = [-1] * len(streams)
     shared: list[list[int]] = [[] for _ in streams]
@@ -82,17 +82,17 @@ def find_predecessors(launch: ReorderedLaunch) -> list[set[int]]:
                 waits.add(fences[member.core])
                 shared[member.core].append(step)
             operands = range(ends[member.event - 1] if member.event else 0, ends[member.event])
-            _conflicts(boxes, member.core, operands, writer, readers, waits)
+            _add_conflicts(boxes, member.core, operands, writer, readers, waits)
         for member in members:
             ends = boxes.ends[member.core]
             operands = range(ends[member.event - 1] if member.event else 0, ends[member.event])
-            _remember(boxes, member.core, operands, writer, readers, step)
+            _record_accesses(boxes, member.core, operands, writer, readers, step)
         waits -= {-1, step}
         before.append(waits)
     return before
 
 
-def _conflicts(
+def _add_conflicts(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], waits: set[int]
 ) -> None:
     cells, access_kinds = boxes.cells[core], boxes.access_kinds[core]
@@ -105,7 +105,7 @@ def _conflicts(
                 waits.update(readers[cell])
 
 
-def _remember(
+def _record_accesses(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], step: int
 ) -> None:
     cells, access_kinds = boxes.cells[core], boxes.access_kinds[core]
@@ -121,7 +121,7 @@ def _remember(
             readers[cells[operand]].append(step)
 
 
-def _requested(stream: Stream) -> dict[int, list[int]]:
+def _list_requested(stream: Stream) -> dict[int, list[int]]:
     """Return, for every event with a request, the earlier events that depends_on or with_schedule names for it."""
     named: dict[int, list[int]] = {}
     for producer, consumer in stream.requested:

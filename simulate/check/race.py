@@ -53,7 +53,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     by_rank: dict[int, list[Stream]] = defaultdict(list)
     for stream in launch.streams:
         by_rank[stream.rank].append(stream)
-        findings += _inside_dmas(stream, evidence)
+        findings += _find_hazards_in_dmas(stream, evidence)
     for streams in by_rank.values():
         if len(streams) == 2:
             findings += _find_races(streams[0], streams[1], evidence)
@@ -62,18 +62,18 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 def _find_races(first_stream: Stream, second_stream: Stream, evidence: Evidence) -> list[Finding]:
     both = sorted(set(first_stream.rendezvous.values()) & set(second_stream.rendezvous.values()))
-    barriers = _barrier_tensors(first_stream, both)
+    barriers = _list_barrier_tensors(first_stream, both)
     first_uses, second_uses = (
-        _shared_uses(stream, evidence, set(both)) for stream in (first_stream, second_stream)
+        _list_shared_uses(stream, evidence, set(both)) for stream in (first_stream, second_stream)
     )
     findings: list[Finding] = []
     seen: set[tuple[object, ...]] = set()
     for tensor in sorted(first_uses.keys() & second_uses.keys()):
         rights = second_uses[tensor]
-        boxes = np.array([_box(use.access) for use in rights])
+        boxes = np.array([_get_box(use.access) for use in rights])
         writes = np.array([use.writes for use in rights])
         for left in first_uses[tensor]:
-            near = _overlaps(_box(left.access), boxes) & (writes | left.writes)
+            near = _find_overlaps(_get_box(left.access), boxes) & (writes | left.writes)
             for right in [rights[index] for index in np.flatnonzero(near)]:
                 low, high = sorted((left.passed, right.passed))
                 between = barriers[low:high]
@@ -93,10 +93,10 @@ def _find_races(first_stream: Stream, second_stream: Stream, evidence: Evidence)
                     continue
                 seen.add(key)
                 findings.append(_report_race(first_stream, left, second_stream, right, bool(between)))
-    return _once_per_lines(findings)
+    return _keep_one_per_lines(findings)
 
 
-def _once_per_lines(findings: list[Finding]) -> list[Finding]:
+def _keep_one_per_lines(findings: list[Finding]) -> list[Finding]:
     """Return one finding for each pair of lines and tensor, code and severity, so that one line does not give three.
 
     A race of two writes is preferred to a race of a write with a read.
@@ -148,7 +148,7 @@ def _report_race(
     )
 
 
-def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
+def _list_shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
     """Return, by tensor, the accesses of a core to shared HBM, one for each line, box and number of rendezvous passed.
 
     Args:
@@ -179,7 +179,7 @@ def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> di
     return {tensor: list(uses.values()) for tensor, uses in uses_by_key.items()}
 
 
-def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
+def _list_barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
     """Return, in program order, the tensor that each rendezvous orders; None for a sendrecv: it orders all."""
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
@@ -190,11 +190,11 @@ def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
     return named
 
 
-def _box(access: Access) -> tuple[int, int, int, int]:
+def _get_box(access: Access) -> tuple[int, int, int, int]:
     return access.first_row, access.end_row, access.first_byte, access.end_byte
 
 
-def _overlaps(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
+def _find_overlaps(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
     """Return a bool array of the boxes that overlap a box.
 
     Args:
@@ -204,7 +204,7 @@ def _overlaps(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
     return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
 
 
-def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
+def _find_hazards_in_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
     seen = evidence.get_core(stream)
     findings = []
     lines: set[int] = set()

@@ -29,7 +29,10 @@ _UNWRITTEN = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class EventOfCore:
-    """Event of a core: an instruction, or a member of a rendezvous; `core` counts over all ranks."""
+    """Event of a core: an instruction, or the part of one core in a rendezvous.
+
+    `core` is the index of the core's stream in the launch, counted over all ranks.
+    """
 
     core: int
     event: int

@@ -36,13 +36,13 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.get_core(stream)
-        findings += _exponentials(stream)
-        findings += _offsets(stream, seen.accesses) if stream.loops else []
-        findings += _contracted(stream, seen.values.scaled_apart)
+        findings += _find_idle_exponentials(stream)
+        findings += _find_computed_offsets(stream, seen.accesses) if stream.loops else []
+        findings += _find_contracted_scales(stream, seen.values.scaled_apart)
     return findings
 
 
-def _exponentials(stream: Stream) -> list[Finding]:
+def _find_idle_exponentials(stream: Stream) -> list[Finding]:
     """Return findings for exponentials with reduce_cmd idle that another instruction of the Vector engine follows.
 
     An exponential that reads out the registers as well is a different error, NKW-REGISTERS-IDLE.
@@ -73,8 +73,8 @@ def _exponentials(stream: Stream) -> list[Finding]:
                         "(a user report: wrong on the chip)",
                         exponential.where,
                         (
-                            describe_access(stream, earlier, _first_write(exponential.accesses)),
-                            describe_access(stream, event, _first_write(follower.accesses)),
+                            describe_access(stream, earlier, _get_first_write(exponential.accesses)),
+                            describe_access(stream, event, _get_first_write(follower.accesses)),
                         ),
                         hint="reduce_cmd=nisa.reduce_cmd.reset_reduce, or nisa.activation(op=nl.exp)",
                     )
@@ -84,11 +84,11 @@ def _exponentials(stream: Stream) -> list[Finding]:
     return findings
 
 
-def _first_write(accesses: tuple[Access, ...]) -> Access:
+def _get_first_write(accesses: tuple[Access, ...]) -> Access:
     return next((access for access in accesses if access.mode != READ), accesses[0])
 
 
-def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+def _find_computed_offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
     """Return findings for run-time offsets of views that were computed inside a device loop around the access.
 
     A copy by the Vector, Scalar or GpSimd engine counts as a computation. A DMA or a register load passes on
@@ -101,7 +101,7 @@ def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
         template = stream.template(event)
         loops = frozenset(stream.iterations[iteration] for iteration in iterations)
         operands = accesses[event]
-        for operand_index in _offset_operands(template):
+        for operand_index in _list_offset_operands(template):
             writer = computed.get(operands[operand_index].tensor)
             if writer is None or not writer[1] & loops or stream.line_ids[event] in reported_lines:
                 continue
@@ -114,7 +114,7 @@ def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
                     "(a user report: taken as absolute inside a larger graph)",
                     stream.event(event).where,
                     (
-                        describe_access(stream, writer[0], _first_write(accesses[writer[0]])),
+                        describe_access(stream, writer[0], _get_first_write(accesses[writer[0]])),
                         describe_access(stream, event, operands[operand_index]),
                     ),
                     hint="the loop's counter as scalar_offset, with indirect_dim for its unit; or load the offset",
@@ -124,7 +124,7 @@ def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
     return findings
 
 
-def _offset_operands(template: Template) -> list[int]:
+def _list_offset_operands(template: Template) -> list[int]:
     """Return the operand indices of the scalar offsets of a template's views; each follows its view."""
     if template.direct:
         return []
@@ -166,7 +166,7 @@ def _trace_computed(
             computed.pop(written, None)
 
 
-def _contracted(stream: Stream, uses: list[tuple[int, int, int]]) -> list[Finding]:
+def _find_contracted_scales(stream: Stream, uses: list[tuple[int, int, int]]) -> list[Finding]:
     """Return findings for matmuls that sum 8-bit data over partitions with different scales.
 
     Scales are recognised by their effect: an instruction with a (P, 1) operand whose elements differ, which
@@ -194,7 +194,7 @@ def _contracted(stream: Stream, uses: list[tuple[int, int, int]]) -> list[Findin
                 "each partition (a user report: wrong on the chip)",
                 matmul.where,
                 (
-                    describe_access(stream, writer, _first_write(scaling.accesses)),
+                    describe_access(stream, writer, _get_first_write(scaling.accesses)),
                     describe_access(stream, event, read),
                 ),
                 hint="one scale for all partitions of a contraction, or a scale per column, applied to the result",

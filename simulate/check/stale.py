@@ -63,7 +63,7 @@ def _find_overwritten(
         for access in operands:
             if access.mode == READ and access.tensor in pending:
                 kept = pending[access.tensor]
-                pending[access.tensor] = {f: w for f, w in kept.items() if not _meet(w[1], access)}
+                pending[access.tensor] = {f: w for f, w in kept.items() if not _has_overlap(w[1], access)}
         view = written.get(event)
         if view is None or stream.tensors[view.tensor].buffer in skipped:
             continue
@@ -130,7 +130,11 @@ def _find_dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
             elif access.mode == WRITE:
                 read.pop(access.tensor, None)
                 added.pop(access.tensor, None)
-            elif event not in automatic and access.tensor in read and _meet(read[access.tensor][1], access):
+            elif (
+                event not in automatic
+                and access.tensor in read
+                and _has_overlap(read[access.tensor][1], access)
+            ):
                 added[access.tensor] = event, access
     return [
         make_finding(
@@ -193,7 +197,7 @@ def _find_write(stream: Stream, event: int, tensor: int) -> Access:
     return next(a for a in stream.accesses(event) if a.tensor == tensor and a.mode != READ)
 
 
-def _meet(one: Access, other: Access) -> bool:
+def _has_overlap(one: Access, other: Access) -> bool:
     return (
         one.first_row < other.end_row
         and other.first_row < one.end_row

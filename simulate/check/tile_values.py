@@ -1,4 +1,7 @@
-"""Values of a view while a launch runs, for observers: as float32, with run-time addresses resolved."""
+"""Values of a view while a launch runs, as float32 and with run-time addresses resolved.
+
+The observers of this package (`observed_…`) call these functions.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def is_finite(tile: NkiTensor) -> bool:
     return bool(np.isfinite(array.astype(np.float32)).all())
 
 
-def selected_elements(tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
+def resolve_elements(tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the element ids that a run-time address selects, and a bool array of the ids that are in range.
 
     Both have the shape of the view. An id counts the elements of the storage.
@@ -54,12 +57,12 @@ def read_values(tile: NkiTensor) -> np.ndarray:
     """Return the elements of a view as float32; zeros where a run-time index is out of range."""
     if tile.dynamic is None:
         return tile.array.astype(np.float32)
-    elements, inside = selected_elements(tile)
+    elements, inside = resolve_elements(tile)
     selected = view_flat(tile).array[np.where(inside, elements, 0)].astype(np.float32)
     return np.where(inside, selected, np.float32(0))
 
 
-def defined_elements(tile: NkiTensor) -> np.ndarray:
+def find_defined_elements(tile: NkiTensor) -> np.ndarray:
     """Return a bool array, in the shape of a result, of the elements that were computed from written bytes only.
 
     All are True for a run-time address.

@@ -25,19 +25,19 @@ _SCALAR_BYTES = 4
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return one finding for each line whose results nothing reads, core by core."""
-    read = _read_on_any_core(launch, evidence)
+    """Return one finding for each line whose results, on chip or in private HBM, no event reads on any core."""
+    read = _find_read_results(launch, evidence)
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _unused(stream, evidence.get_core(stream), read)
-    return [*findings, *_unread_scratch(launch, evidence)]
+        findings += _find_unused(stream, evidence.get_core(stream), read)
+    return [*findings, *_find_unread_scratch(launch, evidence)]
 
 
 _ResultKey = tuple[Line, str, int]
 """Line, instruction, and operand index of a result; equal on all cores and in all iterations."""
 
 
-def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
+def _find_read_results(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
     """Return the keys of results that any iteration on any core reads, and of those that `lost` follows."""
     read: set[_ResultKey] = set()
     for stream in launch.streams:
@@ -50,7 +50,7 @@ def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
     return read
 
 
-def _unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[Finding]:
+def _find_unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[Finding]:
     """Return findings for results on chip that nothing reads, in any iteration and on any core.
 
     Exempt are constants, single numbers, and results that an instruction must write besides a result that is
@@ -90,11 +90,11 @@ def _unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[F
             if _is_loaded_elsewhere(stream, accesses, event, read):
                 continue
         elif event not in varying or is_move(template) or _is_in_place(operands):
-            needed = _depends_on(flow, accesses, event, without_effect)
+            needed = _is_dependent(flow, accesses, event, without_effect)
             if not (
                 needed
                 or _is_replaced(stream, accesses, event)
-                or _changes_stored_tile(stream, accesses, event)
+                or _is_change_of_stored_tile(stream, accesses, event)
             ):
                 continue
         reported_lines.add(line)
@@ -134,7 +134,10 @@ def _is_in_place(operands: tuple[Access, ...]) -> bool:
 
 
 def _find_varying(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) -> set[int]:
-    """Return the events whose results depend on a tensor in HBM; all other events compute constants."""
+    """Return the events whose results depend on a tensor in HBM, directly or through other results on chip.
+
+    All other events compute constants.
+    """
     varying: set[int] = set()
     for event, operands in enumerate(accesses):
         if not varying.isdisjoint(flow.producers.get(event, ())) or any(
@@ -169,7 +172,7 @@ def _is_loaded_elsewhere(
     return False
 
 
-def _unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
+def _find_unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return a finding for each line whose writes to private HBM nothing reads, on any rank."""
     read: set[Line] = set()
     waiting: list[tuple[Stream, int, Access]] = []
@@ -218,7 +221,7 @@ def _find_ineffective_inputs(stream: Stream, accesses: list[tuple[Access, ...]],
     return {tensor for tensor, has_effect in read.items() if not has_effect}
 
 
-def _depends_on(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tensors: set[int]) -> bool:
+def _is_dependent(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tensors: set[int]) -> bool:
     """Return whether a result of an event depends, through tiles on chip, on any of the tensors."""
     waiting, seen = [event], {event}
     while tensors and waiting:
@@ -256,7 +259,7 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
     return False
 
 
-def _changes_stored_tile(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
+def _is_change_of_stored_tile(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
     """Return whether an instruction changes a tile in place that a DMA has stored to HBM before."""
     changed = {access.tensor for access in accesses[event] if access.mode != READ}
     changed &= {access.tensor for access in accesses[event] if access.mode == READ}

@@ -103,14 +103,14 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         )
         for finding_kind, notes, hint in results:
             findings += report_notes(stream, finding_kind, notes, hint, shows_writes=True)
-        findings += report_notes(stream, FUNCTION, seen.outside_domain, _range_hint)
+        findings += report_notes(stream, FUNCTION, seen.outside_domain, _choose_range_hint)
         findings += report_notes(
             stream, SPREAD, seen.spread_by_transpose, "mask with a large finite number such as -30000.0"
         )
     return findings
 
 
-def _range_hint(seen: str) -> str:
+def _choose_range_hint(seen: str) -> str:
     """Return the hint for an argument outside of a function's range.
 
     Args:

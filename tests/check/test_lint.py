@@ -277,8 +277,8 @@ def test_an_argument_that_may_be_a_number_is_no_operand_in_hbm() -> None:
 def test_a_finding_says_where_and_what_to_write() -> None:
     (finding,) = lint_source(HEAD + BODY.format("nisa.memset(dst=i, value=2.0)"), "kernel.py")
     assert str(finding) == (
-        "error[NKI034] value=2.0 for nl.int32. Rule: An integer tile is filled with an integer.\n  try: value=2\n"
-        "  at kernel.py:13 in kernel"
+        "error[NKI034] value=2.0 for nl.int32. Rule: nisa.memset fills an integer tile with an integer, not a float.\n"
+        "  try: value=2\n  at kernel.py:13 in kernel"
     )
 
 

@@ -39,7 +39,7 @@ _ENUM_ARGUMENTS = {
 
 @lint_rule("NKI006", Severity.error)
 def buffers_are_objects(source: Source, scope: Scope) -> Iterator[Spot]:
-    """buffer= is an object of nl, not a string."""
+    """buffer= gets an object of nl, such as nl.sbuf, not a string."""
     for call, name in source.calls(scope):
         value = argument(call, 99, "buffer")
         if name.startswith("nl.") and isinstance(value, ast.Constant) and isinstance(value.value, str):
@@ -87,7 +87,7 @@ def removed_names(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI026", Severity.warning)
 def plain_ranges(source: Source, scope: Scope) -> Iterator[Spot]:
-    """affine_range, sequential_range and static_range behave like range."""
+    """nl.affine_range, nl.sequential_range and nl.static_range behave like range; write range."""
     for call, name in source.calls(scope):
         if name in _PLAIN_RANGES:
             yield Spot(call, name, "range")
@@ -138,19 +138,19 @@ def deprecated_names(source: Source, scope: Scope) -> Iterator[Spot]:
             text = ast.unparse(keyword.value)
             if keyword.arg in _OPERATOR_ARGUMENTS and text.startswith(("np.", "numpy.")):
                 yield Spot(
-                    keyword.value, f"{keyword.arg}={text}", f"the operator of nl: {_nl_operator(text)}"
+                    keyword.value, f"{keyword.arg}={text}", f"the operator of nl: {_get_nl_operator(text)}"
                 )
 
 
 @lint_rule("NKI043", Severity.error)
 def names_of_the_level(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel uses only names that its release of NKI has."""
+    """A kernel uses only names of NKI that its release has."""
     for node, name in source.attributes(scope):
         if name in FEATURES and not source.level.has(name):
             row = FEATURES[name]
             yield Spot(node, f"{name}, which NKI {row.since} added, at level {source.level}", row.instead)
 
 
-def _nl_operator(text: str) -> str:
+def _get_nl_operator(text: str) -> str:
     name = text.split(".")[-1]
     return "nl." + {"max": "maximum", "min": "minimum"}.get(name, name)

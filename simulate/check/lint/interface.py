@@ -99,11 +99,14 @@ _RENDEZVOUS = frozenset(
 
 @lint_rule("NKI035", Severity.error, since=Level(0, 3))
 def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Both cores of a logical core run the same barriers, sendrecvs and device loops."""
+    """Both cores of a logical core run the same barriers, sendrecvs and device loops.
+
+    Reported are `if` statements on the core number whose branches differ in these calls.
+    """
     for node in scope.nodes(ast.If):
-        if not _names_core(source, scope, node.test):
+        if not _has_core_number(source, scope, node.test):
             continue
-        first, second = ([*_rendezvous(source, branch)] for branch in (node.body, node.orelse))
+        first, second = ([*_find_rendezvous(source, branch)] for branch in (node.body, node.orelse))
         if [name for _, name in first] == [name for _, name in second]:
             continue
         for call, name in first or second:
@@ -112,7 +115,7 @@ def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
             )
 
 
-def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
+def _has_core_number(source: Source, scope: Scope, test: ast.expr) -> bool:
     return any(
         (isinstance(node, ast.Name) and scope.has(Holds.core_number, node))
         or (isinstance(node, ast.Call) and source.name_of(node.func) == "nl.program_id")
@@ -120,7 +123,7 @@ def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
     )
 
 
-def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
+def _find_rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
     for statement in statements:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and source.name_of(node.func) in _RENDEZVOUS:

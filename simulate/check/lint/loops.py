@@ -18,32 +18,32 @@ def _is_register(scope: Scope, node: ast.expr | None) -> bool:
     return scope.has(Holds.register, node)
 
 
-def _functions(scope: Scope, source: Source) -> dict[str, Function]:
+def _find_functions(scope: Scope, source: Source) -> dict[str, Function]:
     named = {n.name: n for n in source.statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     inner = {n.name: n for n in scope.syntax_nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     return {**named, **inner}
 
 
-def _body_function(source: Source, scope: Scope, call: ast.Call) -> Function | None:
+def _find_body_function(source: Source, scope: Scope, call: ast.Call) -> Function | None:
     """Return the body function of a call of nl.fori_loop or nl.while_loop, None if the source does not define it."""
     node = argument(call, 2 if source.name_of(call.func) == "nl.fori_loop" else 1, "body_fun")
-    return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
+    return _find_functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
 
 
-def _dynamic_ranges(source: Source, scope: Scope) -> Iterator[ast.For]:
+def _find_dynamic_ranges(source: Source, scope: Scope) -> Iterator[ast.For]:
     """Yield the loops over nl.dynamic_range."""
     for node in scope.nodes(ast.For):
         if isinstance(node.iter, ast.Call) and source.name_of(node.iter.func) == "nl.dynamic_range":
             yield node
 
 
-def _counted_bodies(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
+def _find_counted_bodies(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
     """Yield, for each device loop with a counter, the counter's name and the statements of the body."""
-    for loop in _dynamic_ranges(source, scope):
+    for loop in _find_dynamic_ranges(source, scope):
         if isinstance(loop.target, ast.Name):
             yield loop.target.id, loop.body
     for call, name in source.calls(scope):
-        body = _body_function(source, scope, call) if name == "nl.fori_loop" else None
+        body = _find_body_function(source, scope, call) if name == "nl.fori_loop" else None
         if body is not None and body.args.args:
             yield body.args.args[0].arg, body.body
 
@@ -56,7 +56,7 @@ def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI044", Severity.error, since=TRACER)
 def removed_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
-    """nl.dynamic_range and `while register:` were removed from 0.7, whose tracer cannot follow them."""
+    """nl.dynamic_range and `while register:` do not exist from NKI 0.7 on, whose tracer cannot follow them."""
     yield from _find_old_loops(source, scope)
 
 
@@ -71,7 +71,10 @@ def _find_old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI012", Severity.error)
 def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A register has a value on the device only: no `if`, int() or range() on it."""
+    """A register has a value on the device only: no `if`, int() or range() on it.
+
+    Loops whose condition is a register have rules of their own, NKI011 and NKI044.
+    """
     for node in scope.syntax_nodes:
         if isinstance(node, ast.If) and _is_register(scope, node.test):
             yield Spot(node, f"if {ast.unparse(node.test)}:", "nl.while_loop, or a predicate tile")
@@ -89,7 +92,7 @@ def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
     """There is no Python arithmetic on registers, nor on the counter of a device loop."""
     counters = {
         node
-        for name, statements in _counted_bodies(source, scope)
+        for name, statements in _find_counted_bodies(source, scope)
         for statement in statements
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and node.id == name
@@ -103,7 +106,7 @@ def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI014", Severity.error)
 def counter_is_read_only(source: Source, scope: Scope) -> Iterator[Spot]:
     """No instruction writes to the counter of a device loop."""
-    for counter, statements in _counted_bodies(source, scope):
+    for counter, statements in _find_counted_bodies(source, scope):
         for node in (node for statement in statements for node in ast.walk(statement)):
             if isinstance(node, ast.Call) and source.name_of(node.func) in _REGISTER_WRITERS:
                 target = argument(node, 0, "dst")
@@ -131,7 +134,7 @@ def constant_step(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI016", Severity.error)
 def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
     """A tensor made in the body of a loop over nl.dynamic_range is not used after the loop."""
-    for node in _dynamic_ranges(source, scope):
+    for node in _find_dynamic_ranges(source, scope):
         end = node.end_lineno or node.lineno
         inside = {name for name, tensor in scope.tensors.items() if node.lineno <= tensor.line <= end}
         for use in scope.nodes(ast.Name):
@@ -163,7 +166,7 @@ def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name not in ("nl.fori_loop", "nl.while_loop"):
             continue
-        body = _body_function(source, scope, call)
+        body = _find_body_function(source, scope, call)
         if body is None:
             continue
         returns = [n for n in ast.walk(body) if isinstance(n, ast.Return) and n.value is not None]
@@ -182,9 +185,9 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
         body
         for call, name in source.calls(scope)
         if name in ("nl.fori_loop", "nl.while_loop")
-        and (body := _body_function(source, scope, call)) is not None
+        and (body := _find_body_function(source, scope, call)) is not None
     ]
-    bodies += _dynamic_ranges(source, scope)
+    bodies += _find_dynamic_ranges(source, scope)
     assigned_lines: dict[str, list[int]] = {}
     for assignment in scope.nodes(ast.Assign):
         if isinstance(assignment.targets[0], ast.Name):
@@ -195,10 +198,10 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
         consumer = node.func.value
         if not isinstance(consumer, ast.Name):
             continue
-        consumer_loops = _enclosing_loops(bodies, assigned_lines.get(consumer.id, []))
+        consumer_loops = _find_enclosing_loops(bodies, assigned_lines.get(consumer.id, []))
         for producer in node.args:
             producer_loops = (
-                _enclosing_loops(bodies, assigned_lines.get(producer.id, []))
+                _find_enclosing_loops(bodies, assigned_lines.get(producer.id, []))
                 if isinstance(producer, ast.Name)
                 else None
             )
@@ -215,7 +218,7 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
                 )
 
 
-def _enclosing_loops(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
+def _find_enclosing_loops(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
     """Return the indices in `bodies` of the device loops around the line that assigns a name.
 
     None if `lines`, the lines that assign the name, are not exactly one.

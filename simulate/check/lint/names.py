@@ -26,7 +26,7 @@ _REACHES_HBM = ("dma_", "register_", "core_barrier", "sendrecv")
 
 @lint_rule("NKI045", Severity.error)
 def names_exist(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel uses names that nki.language, nki.isa and nki.collectives have."""
+    """A kernel uses only names that nki.language, nki.isa and nki.collectives have."""
     if source.older:  # Beta 1 has other names
         return
     for node, name in source.attributes(scope):
@@ -51,7 +51,8 @@ def attributes_of_tensors(source: Source, scope: Scope) -> Iterator[Spot]:
     loaded = {
         ast.unparse(call.args[0]) for call, name in source.calls(scope) if name == "nl.load" and call.args
     }
-    parameters = _parameters(scope) & (shaped | loaded)  # other parameters may be objects with any attributes
+    # Other parameters may be objects with any attributes.
+    parameters = _find_parameters(scope) & (shaped | loaded)
     for node in scope.nodes(ast.Attribute):
         base = node.value
         known_tensor = scope.has(Holds.tensor, base)
@@ -71,14 +72,18 @@ _SLOTS = frozenset(name for base in NkiTensor.__mro__ for name in getattr(base, 
 
 @lint_rule("NKI047", Severity.error)
 def operands_are_on_chip(source: Source, scope: Scope) -> Iterator[Spot]:
-    """Engines read and write SBUF and PSUM; only DMAs reach HBM."""
+    """Engines read and write SBUF and PSUM; only DMAs reach HBM.
+
+    Reported are operands of other instructions that are allocated in HBM, or that are parameters of a
+    launched kernel.
+    """
     in_hbm = {
         name
         for name, tensor in scope.tensors.items()
         if tensor.buffer in _HBM and is_allocated_once(source, scope, name)
     }
     # A kernel that another one calls may get tiles.
-    arguments = _parameters(scope) if scope.is_kernel and scope.node.name not in source.called else set()
+    arguments = _find_parameters(scope) if scope.is_kernel and scope.node.name not in source.called else set()
     for call, name in source.calls(scope):
         instruction = name.removeprefix("nisa.")
         if not name.startswith("nisa.") or instruction not in INSTRUCTIONS:
@@ -95,7 +100,7 @@ def operands_are_on_chip(source: Source, scope: Scope) -> Iterator[Spot]:
                 yield Spot(call, f"{parameter}={operand.id} of {name} lies in HBM", hint)
 
 
-def _parameters(scope: Scope) -> set[str]:
+def _find_parameters(scope: Scope) -> set[str]:
     """Return the names of a kernel's parameters that have no default and that no statement binds again.
 
     Empty for a function without `@nki.jit`, and without names that parameters of functions inside it have.

@@ -28,13 +28,13 @@ def softmax_subtracts_its_maximum(source: Source, scope: Scope) -> Iterator[Spot
     names = {name for _, name in source.attributes(scope)}
     if names & _BOUNDS or not names & _INVERSES:
         return
-    summed = {name for call, called in source.calls(scope) for name in _summed_by(source, call, called)}
+    summed = {name for call, called in source.calls(scope) for name in _find_summed(source, call, called)}
     for call, name in source.calls(scope):
         if name not in ("nisa.activation", "nisa.activation_reduce"):
             continue
-        if _operator_of(source, call) != "nl.exp" or _has_bias(call, name):
+        if _get_operator(source, call) != "nl.exp" or _has_bias(call, name):
             continue
-        if _name_of(argument(call, 0, "dst")) in summed:
+        if _get_variable(argument(call, 0, "dst")) in summed:
             yield Spot(
                 call,
                 f"exp of {ast.unparse(argument(call, 2, 'data') or call)} is summed and divided by",
@@ -42,22 +42,22 @@ def softmax_subtracts_its_maximum(source: Source, scope: Scope) -> Iterator[Spot
             )
 
 
-def _summed_by(source: Source, call: ast.Call, name: str) -> Iterator[str]:
+def _find_summed(source: Source, call: ast.Call, name: str) -> Iterator[str]:
     """Yield the variable whose elements a call adds up, nothing for a call that adds up none.
 
     It is the data of a sum, and dst of an activation that also reduces.
     """
-    if name == "nisa.tensor_reduce" and _operator_of(source, call) == "nl.add":
-        yield _name_of(argument(call, 2, "data"))
+    if name == "nisa.tensor_reduce" and _get_operator(source, call) == "nl.add":
+        yield _get_variable(argument(call, 2, "data"))
     elif name == "nl.sum":
-        yield _name_of(argument(call, 0, "x"))
+        yield _get_variable(argument(call, 0, "x"))
     elif name == "nisa.activation_reduce" or (
         name == "nisa.activation" and argument(call, 5, "reduce_op") is not None
     ):
-        yield _name_of(argument(call, 0, "dst"))
+        yield _get_variable(argument(call, 0, "dst"))
 
 
-def _operator_of(source: Source, call: ast.Call) -> str:
+def _get_operator(source: Source, call: ast.Call) -> str:
     """Return the dotted name of the op argument of a call, such as "nl.exp"; empty if it has none."""
     operator = argument(call, 1, "op")
     return "" if operator is None else source.name_of(operator)
@@ -71,7 +71,7 @@ def _has_bias(call: ast.Call, name: str) -> bool:
     return has_value or any(keyword.arg is None for keyword in call.keywords)
 
 
-def _name_of(node: ast.expr | None) -> str:
-    """Return the variable that an expression is a part of, or an empty text."""
+def _get_variable(node: ast.expr | None) -> str:
+    """Return the name of the variable that an expression is, or is a subscript of; empty for other expressions."""
     base = base_of(node)
     return base.id if isinstance(base, ast.Name) else ""

@@ -108,7 +108,7 @@ def lint_source(
     Raises:
         InvalidArgument: The text is not Python, or is nested too deeply.
     """
-    source = _source(text, file, level)
+    source = _parse_source(text, file, level)
     source.called |= called
     return findings_in(source, file)
 
@@ -132,7 +132,7 @@ def source_of(path: Path, level: Level | None = None) -> Source:
     Raises:
         InvalidArgument: The file cannot be read, is not Python, or is nested too deeply.
     """
-    return _source(_text(path), str(path), level)
+    return _parse_source(_read_source_text(path), str(path), level)
 
 
 def findings_in(source: Source, file: str) -> list[Finding]:
@@ -147,7 +147,7 @@ def findings_in(source: Source, file: str) -> list[Finding]:
     """
     load_rules()
     findings = []
-    with _readable(file):
+    with _convert_depth_errors(file):
         for rule in RULES:
             if not rule.holds(source.level):
                 continue
@@ -169,13 +169,13 @@ def findings_in(source: Source, file: str) -> list[Finding]:
     return sort_findings(findings)
 
 
-def _source(text: str, file: str, level: Level | None) -> Source:
+def _parse_source(text: str, file: str, level: Level | None) -> Source:
     level = Level.resolve(level)
-    with _readable(file):
-        return Source(_parsed(text, file), level)
+    with _convert_depth_errors(file):
+        return Source(_parse_text(text, file), level)
 
 
-def _parsed(text: str, file: str) -> ast.Module:
+def _parse_text(text: str, file: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of Python about the text are no findings
@@ -187,7 +187,7 @@ def _parsed(text: str, file: str) -> ast.Module:
 
 
 @contextmanager
-def _readable(file: str) -> Iterator[None]:
+def _convert_depth_errors(file: str) -> Iterator[None]:
     """Convert Python's errors about too deep nesting inside a `with` block into InvalidArgument.
 
     They come from Python's parser or from a walk over the tree; `file` is named in the message.
@@ -201,7 +201,7 @@ def _readable(file: str) -> Iterator[None]:
         ) from None
 
 
-def _text(path: Path) -> str:
+def _read_source_text(path: Path) -> str:
     try:
         return read_text(path, MOST_SOURCE_BYTES)
     except (OSError, UnicodeDecodeError) as error:

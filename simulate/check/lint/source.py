@@ -89,9 +89,9 @@ class Source:
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
         self._new_imports = 0
-        self._imports()
+        self._read_imports()
         self.older = bool(self.old_imports) and not self._new_imports  # the whole file is in Beta 1
-        self.statements = tuple(_module_level(tree.body))
+        self.statements = tuple(_iter_module_level(tree.body))
         self.classes = {node.name: node for node in self.statements if isinstance(node, ast.ClassDef)}
         self.kernels = {
             node.name
@@ -101,7 +101,7 @@ class Source:
         self.scopes = [
             Scope(node, bool(self.decorators(node)))
             for node in self.statements
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self._on_device(node)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self._is_on_device(node)
         ]
         for scope in self.scopes:
             _Variables(self, scope).visit(scope.node)
@@ -114,7 +114,7 @@ class Source:
         self.called = self.called_names
         """Functions that kernels of this file call; `lint` adds those that other files call."""
 
-    def _imports(self) -> None:
+    def _read_imports(self) -> None:
         for node in self.syntax_nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -157,14 +157,14 @@ class Source:
         return dotted
 
     def decorators(self, node: Function) -> list[ast.expr]:
-        """Return the `@nki.jit` decorators of a function, with or without arguments."""
+        """Return the `@nki.jit` decorators of a function, with or without arguments; empty for a helper."""
         return [
             d
             for d in node.decorator_list
             if self.name_of(d.func if isinstance(d, ast.Call) else d) == "nki.jit"
         ]
 
-    def _on_device(self, node: Function) -> bool:
+    def _is_on_device(self, node: Function) -> bool:
         return bool(self.decorators(node)) or any(
             isinstance(call, ast.Call) and self.name_of(call.func).startswith(("nl.", "nisa.", "ncc."))
             for call in ast.walk(node)
@@ -200,19 +200,19 @@ class _Variables(ast.NodeVisitor):
         self.unknown: set[str] = set()
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Bind the targets of `name = value`."""
+        """Record what each target of `name = value` refers to; elements of tuples become unknown."""
         for target in node.targets:
             self._bind(target, node.value)
         self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """Bind the target of `name: type = value`."""
+        """Record what the target of `name: type = value` refers to; a declaration without value changes nothing."""
         if node.value is not None:
             self._bind(node.target, node.value)
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        """Bind a loop variable: the counter of a device loop is a register, any other loop variable is unknown."""
+        """Record that the counter of nl.dynamic_range is a register, and any other loop variable unknown."""
         over = self.source.name_of(node.iter.func) if isinstance(node.iter, ast.Call) else ""
         if isinstance(node.target, ast.Name):
             self._hold(node.target.id, Holds.register if over == "nl.dynamic_range" else None)
@@ -239,7 +239,7 @@ class _Variables(ast.NodeVisitor):
         if called in _ALLOCATES:
             assert isinstance(value, ast.Call)
             self._hold(name, Holds.tensor)
-            self.scope.tensors[name] = self._tensor(name, called, value)
+            self.scope.tensors[name] = self._read_tensor(name, called, value)
         elif called == "nisa.register_alloc":
             self._hold(name, Holds.register)
         elif called == "nl.program_id":
@@ -261,7 +261,7 @@ class _Variables(ast.NodeVisitor):
         else:
             self.scope.holds[name] = object_kind
 
-    def _tensor(self, name: str, called: str, call: ast.Call) -> Tensor:
+    def _read_tensor(self, name: str, called: str, call: ast.Call) -> Tensor:
         if called in ("nl.load", "nl.zeros_like", "nl.empty_like", "nl.shared_identity_matrix"):
             return Tensor(name, None, None, None, call.lineno)
         position = 3 if called == "nl.full" else 2
@@ -272,24 +272,24 @@ class _Variables(ast.NodeVisitor):
             name,
             "nl.sbuf" if buffer is None else self.source.name_of(buffer) or None,
             self.source.name_of(dtype) or None if dtype is not None else None,
-            _integers(shape),
+            _read_integers(shape),
             call.lineno,
         )
 
 
 def base_of(node: ast.expr | None) -> ast.expr | None:
-    """Return the expression that a subscript is taken of, or the expression itself if it is no subscript."""
+    """Return `t` for the subscript `t[…]`, and any other expression, or None, unchanged."""
     return node.value if isinstance(node, ast.Subscript) else node
 
 
-def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+def _iter_module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a module, including those in branches of its `if`, `try` and `with`."""
     for node in body:
         yield node
         if isinstance(node, (ast.If, ast.Try, ast.With)):
             handlers = [handler.body for handler in getattr(node, "handlers", [])]
             for branch in (node.body, *handlers, getattr(node, "orelse", []), getattr(node, "finalbody", [])):
-                yield from _module_level(branch)
+                yield from _iter_module_level(branch)
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
@@ -308,7 +308,7 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     return None
 
 
-def _integers(node: ast.expr | None) -> tuple[int, ...] | None:
+def _read_integers(node: ast.expr | None) -> tuple[int, ...] | None:
     if not isinstance(node, (ast.Tuple, ast.List)):
         return None
     values = [

@@ -35,11 +35,11 @@ def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
     yield from _find_reads(scope.node, mutable)
     if not scope.is_kernel:
         return
-    modules = _imported_modules(source)
+    modules = _find_imported_modules(source)
     yield from _find_outside_reads(scope.node, modules)
     yield from _find_class_stores(source, scope.node)
     changed = mutable & _find_mutated(source, scope.node.lineno)
-    for helper in _helpers(source, scope):
+    for helper in _find_helpers(source, scope):
         yield from _find_reads(helper, changed)  # a table that nothing changes is a constant
         yield from _find_outside_reads(helper, modules)
         yield from _find_class_stores(source, helper)
@@ -70,7 +70,7 @@ def _find_outside_reads(function: Function, modules: dict[str, str]) -> Iterator
             yield Spot(node, f"reads {ast.unparse(node)}, whose result changes", "pass it as an argument")
 
 
-def _imported_modules(source: Source) -> dict[str, str]:
+def _find_imported_modules(source: Source) -> dict[str, str]:
     """Return what each name that a file imports at module level refers to, as a dotted name.
 
     For example {"np": "numpy", "environ": "os.environ"}.
@@ -126,7 +126,7 @@ def _find_mutated(source: Source, kernel_line: int) -> set[str]:
     return names
 
 
-def _helpers(source: Source, scope: Scope) -> list[Function]:
+def _find_helpers(source: Source, scope: Scope) -> list[Function]:
     """Return the functions of the file that issue no instructions and that a kernel calls, directly or through others.
 
     A helper that several kernels call belongs to the first of them. Empty for a scope that is no kernel.
@@ -138,7 +138,7 @@ def _helpers(source: Source, scope: Scope) -> list[Function]:
         and all(node is not device_scope.node for device_scope in source.scopes)
     }
     for before in source.scopes:
-        reached = _reached(source, before, plain) if before.is_kernel else []
+        reached = _find_reached(source, before, plain) if before.is_kernel else []
         if before is scope:
             return reached
         for helper in reached:
@@ -146,7 +146,7 @@ def _helpers(source: Source, scope: Scope) -> list[Function]:
     return []
 
 
-def _reached(source: Source, scope: Scope, plain: dict[str, Function]) -> list[Function]:
+def _find_reached(source: Source, scope: Scope, plain: dict[str, Function]) -> list[Function]:
     functions = {**plain, **{device_scope.node.name: device_scope.node for device_scope in source.scopes}}
     seen: list[Function] = [scope.node]
     for function in seen:

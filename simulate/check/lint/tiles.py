@@ -14,7 +14,7 @@ from simulate.isa.book import documented_signature
 _READERS = frozenset({"nl.store", "nl.device_print"})
 
 
-def _selected_dim(scope: Scope, node: ast.expr) -> int | None:
+def _find_selected_dim(scope: Scope, node: ast.expr) -> int | None:
     """Return the dim that a call of a view method selects at run time, None if it selects none.
 
     vector_select selects dim 0. select does with a tile or register as its index, ap with a scalar or vector
@@ -27,19 +27,19 @@ def _selected_dim(scope: Scope, node: ast.expr) -> int | None:
     if node.func.attr == "select":
         index, dim = argument(node, 1, "index"), argument(node, 0, "dim")
         index_object = scope.holds.get(index.id) if isinstance(index, ast.Name) else None
-        return _number(dim, -1) if index_object in (Holds.tensor, Holds.register) else None
+        return _read_number(dim, -1) if index_object in (Holds.tensor, Holds.register) else None
     if node.func.attr == "ap":
         offsets = [k for k in node.keywords if k.arg in ("scalar_offset", "vector_offset")]
         named = [k for k in offsets if not (isinstance(k.value, ast.Constant) and k.value.value is None)]
-        return _number(argument(node, 4, "indirect_dim"), 0) if named else None
+        return _read_number(argument(node, 4, "indirect_dim"), 0) if named else None
     return None
 
 
-def _number(node: ast.expr | None, otherwise: int) -> int:
+def _read_number(node: ast.expr | None, otherwise: int) -> int:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else otherwise
 
 
-def _dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
+def _find_dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
     """Return, by name, the call and the selected dim of each view that is selected at run time.
 
     Only names that are assigned once count.
@@ -50,7 +50,7 @@ def _dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
             assigned.setdefault(node.targets[0].id, []).append(node.value)
     views = {}
     for name, values in assigned.items():
-        dim = _selected_dim(scope, values[0]) if len(values) == 1 else None
+        dim = _find_selected_dim(scope, values[0]) if len(values) == 1 else None
         if dim is not None:
             views[name] = values[0], dim
     return views
@@ -59,28 +59,28 @@ def _dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
 @lint_rule("NKI038", Severity.error)
 def one_dynamic_index(source: Source, scope: Scope) -> Iterator[Spot]:
     """A view is indexed at run time once, and the dim of that index is not sliced or selected again."""
-    views = _dynamic_views(scope)
+    views = _find_dynamic_views(scope)
 
-    def dynamic_of(node: ast.expr) -> int | None:
+    def find_dynamic_dim(node: ast.expr) -> int | None:
         if isinstance(node, ast.Name):
             return views[node.id][1] if node.id in views else None
-        return _selected_dim(scope, node)
+        return _find_selected_dim(scope, node)
 
     for node in scope.syntax_nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            dim = dynamic_of(node.func.value)
+            dim = find_dynamic_dim(node.func.value)
             if dim is None:
                 continue
-            if _selected_dim(scope, node) is not None:
+            if _find_selected_dim(scope, node) is not None:
                 yield Spot(
                     node,
                     f"{node.func.attr} of a view that is indexed at run time already",
                     "copy the rows with nisa.dma_copy first, and select from the copy",
                 )
-            elif node.func.attr in ("slice", "select") and _number(argument(node, 0, "dim"), -1) == dim:
+            elif node.func.attr in ("slice", "select") and _read_number(argument(node, 0, "dim"), -1) == dim:
                 yield _report_slice(node, node.func.attr, dim)
         elif isinstance(node, ast.Subscript):
-            dim = dynamic_of(node.value)
+            dim = find_dynamic_dim(node.value)
             keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             plain = not any(map(_is_ellipsis, keys))
             if dim is not None and 0 <= dim < len(keys) and plain and not _is_full_slice(keys[dim]):
@@ -108,14 +108,14 @@ def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
     for name, tensor in scope.tensors.items():
         if tensor.buffer not in ("nl.sbuf", "nl.psum") or not is_allocated_once(source, scope, name):
             continue
-        positions = positions or _statement_positions(scope)
-        uses = _uses(source, scope, name, positions)
+        positions = positions or _map_statement_positions(scope)
+        uses = _find_uses(source, scope, name, positions)
         if not uses or nested:  # a function inside may write it before
             continue
         first, reads = uses[0]
         later_writes = [node for node, reading in uses if not reading]
-        enclosing = [loop for loop in loops if _inside(first, loop) and loop.lineno > tensor.line]
-        if reads and not any(_inside(write, loop) for write in later_writes for loop in enclosing):
+        enclosing = [loop for loop in loops if _is_inside(first, loop) and loop.lineno > tensor.line]
+        if reads and not any(_is_inside(write, loop) for write in later_writes for loop in enclosing):
             yield Spot(first, f"{name} is read, and nothing has written it", "nisa.memset or load it first")
 
 
@@ -130,7 +130,7 @@ def is_allocated_once(source: Source, scope: Scope, name: str) -> bool:
     return len(values) == len(calls) == 1 and source.name_of(calls[0].func) == "nl.ndarray"
 
 
-def _uses(
+def _find_uses(
     source: Source, scope: Scope, name: str, positions: dict[int, tuple[int, int]]
 ) -> list[tuple[ast.expr, bool]]:
     """Return (node, is_read) for each use of a name in program order.
@@ -142,11 +142,11 @@ def _uses(
         source: The file.
         scope: The function.
         name: The variable.
-        positions: Positions of the statements around expressions, from `_statement_positions`.
+        positions: Positions of the statements around expressions, from `_map_statement_positions`.
     """
     reading: set[int] = set()
     for call, called in source.calls(scope):
-        for parameter, value in _operands(call, called):
+        for parameter, value in _iter_operands(call, called):
             base = base_of(value)
             if isinstance(base, ast.Name) and base.id == name and _is_input(called, parameter):
                 reading.add(id(base))
@@ -164,7 +164,7 @@ def _uses(
     )
 
 
-def _statement_positions(scope: Scope) -> dict[int, tuple[int, int]]:
+def _map_statement_positions(scope: Scope) -> dict[int, tuple[int, int]]:
     """Return (line, column) of the statement around each expression, by the id() of the expression's node."""
     return {
         id(node): (statement.lineno, statement.col_offset)
@@ -174,7 +174,7 @@ def _statement_positions(scope: Scope) -> dict[int, tuple[int, int]]:
     }
 
 
-def _operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
+def _iter_operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
     planner = INSTRUCTIONS.get(called.removeprefix("nisa.")) if called.startswith("nisa.") else None
     names = list(documented_signature(planner).parameters) if planner is not None else ["dst", "value"]
     yield from zip(names, call.args)
@@ -195,7 +195,7 @@ def _is_input(called: str, parameter: str) -> bool:
     return known and not barrier and not any(word in parameter for word in ("dst", "res", "name"))
 
 
-def _inside(node: ast.AST, outer: ast.AST) -> bool:
+def _is_inside(node: ast.AST, outer: ast.AST) -> bool:
     line = getattr(node, "lineno", 0)
     return getattr(outer, "lineno", 0) <= line <= (getattr(outer, "end_lineno", 0) or 0)
 
@@ -213,12 +213,12 @@ def dma_into_an_allocation(source: Source, scope: Scope) -> Iterator[Spot]:
         target.id
         for node in scope.nodes(ast.Assign)
         for target in node.targets
-        if isinstance(target, ast.Name) and _reshapes(node.value, outputs)
+        if isinstance(target, ast.Name) and _is_reshaped_tensor(node.value, outputs)
     }
     for call, name in source.calls(scope):
         target = base_of(argument(call, 0, "dst")) if name == "nisa.dma_copy" else None
         if target is not None and (
-            (isinstance(target, ast.Name) and target.id in reshaped) or _reshapes(target, outputs)
+            (isinstance(target, ast.Name) and target.id in reshaped) or _is_reshaped_tensor(target, outputs)
         ):
             yield Spot(
                 call,
@@ -227,7 +227,7 @@ def dma_into_an_allocation(source: Source, scope: Scope) -> Iterator[Spot]:
             )
 
 
-def _reshapes(node: ast.expr, tensors: set[str]) -> bool:
+def _is_reshaped_tensor(node: ast.expr, tensors: set[str]) -> bool:
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

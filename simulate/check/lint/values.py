@@ -41,7 +41,7 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 to_tensor = isinstance(target, ast.Subscript) and _is_tensor(scope, target)
-                if to_tensor and not _may_be_tensor(source, scope, node.value):
+                if to_tensor and not _can_be_tensor(source, scope, node.value):
                     yield Spot(
                         node,
                         f"{ast.unparse(target)} = {ast.unparse(node.value)}",
@@ -49,7 +49,7 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
                     )
 
 
-def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
+def _can_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
     """Return whether an assigned value may be a tensor; numbers and what an instruction returned are not."""
     if isinstance(node, ast.Name):
         return scope.holds.get(node.id, Holds.tensor) is Holds.tensor
@@ -113,7 +113,10 @@ def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI033", Severity.error, since=Level(0, 3))
 def dma_from_psum(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A DMA does not read PSUM."""
+    """A DMA does not read PSUM.
+
+    Reported are nisa.dma_copy and nl.store of a tile that was allocated in PSUM.
+    """
     for call, name in source.calls(scope):
         position, keyword = {"nisa.dma_copy": (1, "src"), "nl.store": (1, "value")}.get(name, (0, ""))
         value = argument(call, position, keyword) if keyword else None
@@ -124,7 +127,7 @@ def dma_from_psum(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI034", Severity.error)
 def integer_memset(source: Source, scope: Scope) -> Iterator[Spot]:
-    """An integer tile is filled with an integer."""
+    """nisa.memset fills an integer tile with an integer, not a float."""
     for call, name in source.calls(scope):
         if name != "nisa.memset":
             continue
