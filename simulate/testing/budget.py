@@ -38,18 +38,19 @@ class BudgetExceeded(KernelFailure):
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Limits of a launch; a limit of None does not apply.
+    """Limits of a launch; a limit of None does not apply, and at least one limit must be set.
 
     Attributes:
-        time_us: Predicted time from the first instruction to the last result, without the kernel's start and end.
-        hbm_bytes: Bytes to and from HBM of all ranks together.
-        sbuf_bytes: Bytes per partition of the tiles that are live at the same time, on the fullest core.
+        time_us: Largest predicted time from the first instruction to the last result, without the kernel's
+            start and end.
+        hbm_bytes: Most bytes to and from HBM of all ranks together.
+        sbuf_bytes: Most bytes per partition of the tiles that are live at the same time, on the fullest core.
         reading: Name of the `simulate.timing.Reading` of time_us.
         target: The chip; None is the chip that the test runs on.
         trips: Trip counts of device loops over registers, as for `simulate.launch`.
 
     Raises:
-        InvalidArgument: No limit is set, or a value is out of range.
+        InvalidArgument: NKW-BUDGET. No limit is set, or a value is out of range.
     """
 
     time_us: float | None = None
@@ -61,21 +62,21 @@ class Budget:
 
     def __post_init__(self) -> None:
         if all(getattr(self, name) is None for name in _LIMITS):
-            raise _refused(f"no limit is given; give {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
+            raise _make_refusal(f"no limit is given; give {', '.join(_LIMITS[:-1])} or {_LIMITS[-1]}")
         time = self.time_us
         if time is not None and (
             isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 < time < math.inf
         ):
-            raise _refused(f"time_us is {time!r}, not a number of microseconds above 0")
+            raise _make_refusal(f"time_us is {time!r}, not a number of microseconds above 0")
         for name in _LIMITS[1:]:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-                raise _refused(f"{name} is {count!r}, not a whole number of bytes")
+                raise _make_refusal(f"{name} is {count!r}, not a whole number of bytes")
         if self.reading not in [reading.value for reading in Reading]:
             known = ", ".join(reading.value for reading in Reading)
-            raise _refused(f"reading is {self.reading!r}; known are {known}")
+            raise _make_refusal(f"reading is {self.reading!r}; known are {known}")
         if self.target is not None and self.target not in TARGETS:
-            raise _refused(f"target is {self.target!r}; known are {', '.join(TARGETS)}")
+            raise _make_refusal(f"target is {self.target!r}; known are {', '.join(TARGETS)}")
 
     @classmethod
     def from_marker(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Budget:
@@ -91,12 +92,12 @@ class Budget:
         """
         known = [field_.name for field_ in fields(cls)]
         if arguments:
-            raise _refused(
+            raise _make_refusal(
                 f"the argument {arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}"
             )
         unknown = [name for name in keywords if name not in known]
         if unknown:
-            raise _refused(f"a budget has no {unknown[0]}; known are {', '.join(known)}")
+            raise _make_refusal(f"a budget has no {unknown[0]}; known are {', '.join(known)}")
         return cls(**keywords)
 
 
@@ -206,7 +207,7 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
     return Predicted(
         seen.length_ns / 1000,
         seen.roofline.hbm_bytes,
-        _fullest(launch).peak_bytes,
+        _find_fullest(launch).peak_bytes,
         launch,
         seen,
     )
@@ -224,11 +225,11 @@ def excess(budget: Budget, prediction: Predicted) -> str:
         )
         tables.append(make_path_table(prediction.profile, _ROWS))
     if budget.hbm_bytes is not None and prediction.hbm_bytes > budget.hbm_bytes:
-        out.append(_over("HBM traffic", prediction.hbm_bytes, budget.hbm_bytes, "bytes"))
+        out.append(_format_excess("HBM traffic", prediction.hbm_bytes, budget.hbm_bytes, "bytes"))
         tables.append(make_traffic_table(prediction.profile, _ROWS))
     if budget.sbuf_bytes is not None and prediction.sbuf_bytes > budget.sbuf_bytes:
-        out.append(_over("SBUF", prediction.sbuf_bytes, budget.sbuf_bytes, "bytes per partition"))
-        tables.append(_sbuf_table(_fullest(prediction.launch)))
+        out.append(_format_excess("SBUF", prediction.sbuf_bytes, budget.sbuf_bytes, "bytes per partition"))
+        tables.append(_make_sbuf_table(_find_fullest(prediction.launch)))
     if not out:
         return ""
     head = f"{prediction.profile.title} exceeds its budget ({budget.reading} reading)"
@@ -237,17 +238,17 @@ def excess(budget: Budget, prediction: Predicted) -> str:
     )
 
 
-def _over(quantity: str, seen: int, limit: int, unit: str) -> str:
+def _format_excess(quantity: str, seen: int, limit: int, unit: str) -> str:
     share = f" ({100 * (seen - limit) / limit:.1f} %)" if limit else ""
     return f"  {quantity}: {seen:,d} {unit}, budget {limit:,d}: {seen - limit:,d} too many{share}"
 
 
-def _fullest(launch: Launch) -> Memory:
+def _find_fullest(launch: Launch) -> Memory:
     """Return the SBUF of the core with the highest peak of live bytes per partition."""
     return max((occupancy.sbuf for occupancy in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 
-def _sbuf_table(memory: Memory) -> Noted:
+def _make_sbuf_table(memory: Memory) -> Noted:
     live = memory.live_at(memory.peak_event)
     shown = memory.largest_sources[:_ROWS]
     sizes = [[use.bytes for use in live if use.source == number] for number in shown]
@@ -260,5 +261,5 @@ def _sbuf_table(memory: Memory) -> Noted:
     return Noted(table("live at the peak of SBUF|bytes|tiles", rows), notes)
 
 
-def _refused(sentence: str) -> InvalidArgument:
+def _make_refusal(sentence: str) -> InvalidArgument:
     return InvalidArgument("NKW-BUDGET", f"nki_budget: {sentence}")

@@ -55,7 +55,14 @@ class KernelFailure(AssertionError):
 
 @dataclass(frozen=True)
 class Checked:
-    """Outputs of a kernel that passed, on every rank, with comparisons, launches and accepted findings."""
+    """Result of a kernel that passed its check.
+
+    Attributes:
+        outputs: What the kernel returned, for each rank.
+        comparisons: Comparison of each output array with the truth, rank by rank.
+        launches: The recorded launches; empty on the real package.
+        findings: All findings, which were accepted or do not fail a check.
+    """
 
     outputs: list[Any]
     comparisons: tuple[Comparison, ...]
@@ -64,7 +71,7 @@ class Checked:
 
     @property
     def output(self) -> Any:
-        """Output of the kernel on the first rank."""
+        """What the kernel returned on the first rank: an array or a tuple of arrays."""
         return self.outputs[0]
 
 
@@ -136,7 +143,7 @@ class KernelChecker:
                 memory maps and a trace.
             UserExit: The reference ends the program.
         """
-        run = self._neuron if self.backend == "neuron" else self._simulated
+        run = self._run_neuron if self.backend == "neuron" else self._run_simulated
         outputs, launches, findings = run(
             kernel, [copy.deepcopy(rank_arguments) for rank_arguments in arguments], cores
         )
@@ -148,20 +155,17 @@ class KernelChecker:
             if finding.code not in accepted and fails_a_check(finding, tolerant)
         ]
         if wrong:
-            raise self._failure(format_text(wrong).rstrip(), wrong, launches)
+            raise self._make_failure(format_text(wrong).rstrip(), wrong, launches)
         with convert_exits("the reference"):
             truths = list(
                 reference(
-                    [
-                        tuple(map(_widened, rank_arguments))
-                        for rank_arguments in copy.deepcopy(list(arguments))
-                    ]
+                    [tuple(map(_widen, rank_arguments)) for rank_arguments in copy.deepcopy(list(arguments))]
                 )
             )
         pairs = [
             (f"rank {rank} output {number}", np.asarray(output), np.asarray(truth))
             for rank, (got, wanted) in enumerate(zip(outputs, truths, strict=True))
-            for number, (output, truth) in enumerate(_pairs(got, wanted, self._failure, launches))
+            for number, (output, truth) in enumerate(_pair_results(got, wanted, self._make_failure, launches))
         ]
         comparisons = []
         for name, output, truth in pairs:
@@ -169,10 +173,10 @@ class KernelChecker:
                 comparisons.append(compare(output, truth, magnitude, contraction, roundings, through))
             except Mismatch as error:
                 arrays = {"output": output, "truth": truth}
-                raise self._failure(f"{name}: {error}", [], launches, arrays) from None
+                raise self._make_failure(f"{name}: {error}", [], launches, arrays) from None
         return Checked(outputs, tuple(comparisons), tuple(launches), tuple(findings))
 
-    def _simulated(
+    def _run_simulated(
         self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
     ) -> tuple[list[Any], list[Launch], list[Finding]]:
         world = World(self.target, len(arguments), cores)
@@ -188,13 +192,13 @@ class KernelChecker:
                     outputs = world.launch(kernel, launch_arguments).outputs
             except NkwError as error:
                 finding = convert_launch_error(error)
-                raise self._failure(str(finding), [finding], launches) from error
+                raise self._make_failure(str(finding), [finding], launches) from error
         findings = sort_findings(
             finding for launch, evidence in seen.launches for finding in detect(launch, evidence)
         )
         return outputs, launches, findings
 
-    def _neuron(
+    def _run_neuron(
         self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
     ) -> tuple[list[Any], list[Launch], list[Finding]]:
         return (
@@ -206,7 +210,7 @@ class KernelChecker:
             [],
         )
 
-    def _failure(
+    def _make_failure(
         self,
         report: str,
         findings: Sequence[Finding],
@@ -218,7 +222,20 @@ class KernelChecker:
         return KernelFailure(report, write_artifacts(self.folder(), report, findings, launches, arrays))
 
 
-def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launches: list[Launch]) -> list[Any]:
+def _pair_results(
+    got: Any, wanted: Any, failure: Callable[..., KernelFailure], launches: list[Launch]
+) -> list[Any]:
+    """Return the (output, truth) pairs of one rank.
+
+    Args:
+        got: What the kernel returned.
+        wanted: What the reference returned.
+        failure: Makes the error.
+        launches: The launches, for the files of the error.
+
+    Raises:
+        KernelFailure: The numbers of arrays differ.
+    """
     outputs, truths = (
         list(returned) if isinstance(returned, (tuple, list)) else [returned] for returned in (got, wanted)
     )
@@ -230,7 +247,7 @@ def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launche
     return list(zip(outputs, truths))
 
 
-def _widened(argument: Any) -> Any:
+def _widen(argument: Any) -> Any:
     """Return an array of floats in float64; other arrays and values are returned unchanged."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind not in "biu":
         return argument.astype(np.float64)

@@ -43,7 +43,7 @@ def partitions(target: str | None = None, most: int | None = None) -> st.SearchS
 
     Values near powers of two and near the largest are drawn more often.
     """
-    return _leaning(min(most or 128, target_hardware(target).partitions))
+    return _draw_near_limits(min(most or 128, target_hardware(target).partitions))
 
 
 def tile_shapes(
@@ -62,16 +62,17 @@ def tile_shapes(
     """
     chip = target_hardware(target)
     return st.tuples(
-        _leaning(chip.partitions), _leaning(min(most_free, _free_limit(chip, as_dtype(dtype), buffer)))
+        _draw_near_limits(chip.partitions),
+        _draw_near_limits(min(most_free, _get_free_limit(chip, as_dtype(dtype), buffer))),
     )
 
 
-def _free_limit(chip: Hardware, dtype: DType, buffer: MemoryRegion) -> int:
+def _get_free_limit(chip: Hardware, dtype: DType, buffer: MemoryRegion) -> int:
     limit = chip.psum_bank_bytes if buffer is MemoryRegion.psum else capacity_bytes(chip, buffer)
     return limit // dtype.itemsize
 
 
-def _leaning(most: int) -> st.SearchStrategy[int]:
+def _draw_near_limits(most: int) -> st.SearchStrategy[int]:
     powers = [2**n for n in range(most.bit_length())]
     borders = sorted(
         {near for power in [*powers, most] for near in (power - 1, power, power + 1) if 1 <= near <= most}

@@ -25,7 +25,7 @@ def roundoff(dtype: Any) -> float:
     Raises:
         InvalidArgument: NKW-TOLERANCE. The dtype is an integer, packed, or a scale of an MX format.
     """
-    element = _float(dtype)
+    element = _check_float(dtype)
     if element == "tfloat32":
         return _TFLOAT32_ROUNDOFF
     return float(ml_dtypes.finfo(element.storage).eps) / 2
@@ -54,7 +54,7 @@ def tolerance(
         InvalidArgument: A count is negative, roundings is below 1, the magnitude is not finite, or the counts are so
             large that no digit of the result is reliable.
     """
-    element = _float(dtype)
+    element = _check_float(dtype)
     if contraction < 0 or roundings < 1 or not 0 <= magnitude < float("inf"):
         raise InvalidArgument(
             "NKW-TOLERANCE",
@@ -62,12 +62,16 @@ def tolerance(
             "more, one rounding or more and a finite magnitude",
         )
     narrow = roundoff(element if through is None else through)
-    relative = _grown(2 * contraction, _FLOAT32_ROUNDOFF) + _grown(roundings - 1, narrow) + roundoff(element)
+    relative = (
+        _compute_growth(2 * contraction, _FLOAT32_ROUNDOFF)
+        + _compute_growth(roundings - 1, narrow)
+        + roundoff(element)
+    )
     smallest = float(ml_dtypes.finfo(element.storage).smallest_subnormal)
     return magnitude * relative + smallest / 2
 
 
-def _grown(count: int, unit: float) -> float:
+def _compute_growth(count: int, unit: float) -> float:
     """Return the largest relative error after `count` successive roundings of roundoff `unit`.
 
     Raises:
@@ -82,7 +86,7 @@ def _grown(count: int, unit: float) -> float:
     return count * unit / (1 - count * unit)
 
 
-def _float(dtype: Any) -> DType:
+def _check_float(dtype: Any) -> DType:
     element = as_dtype(dtype)
     if not element.is_float or element.is_packed or element == "float8_e8m0fnu":
         raise InvalidArgument(

@@ -53,12 +53,12 @@ def compute_truth(reference: Reference, call: Call, contractions: Sequence[int])
         contractions: For each result, how many elements one of its elements combines; stored unchanged.
     """
     arrays = answer(reference, call)
-    return Truth(arrays, _magnitudes(reference, call, arrays), contractions)
+    return Truth(arrays, _compute_magnitudes(reference, call, arrays), contractions)
 
 
 def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
     """Call the reference with the floats of a call in float64, and return its results as arrays."""
-    return _quietly(reference, call.widen_floats())
+    return _call_quietly(reference, call.widen_floats())
 
 
 def find_result_dtypes(reference: Reference, call: Call) -> list[Any]:
@@ -69,28 +69,29 @@ def find_result_dtypes(reference: Reference, call: Call) -> list[Any]:
     """
     try:
         return [
-            result.dtype if is_float(result) else None for result in _quietly(reference, call.copy_arrays())
+            result.dtype if is_float(result) else None
+            for result in _call_quietly(reference, call.copy_arrays())
         ]
     except Exception:  # numpy has no bfloat16 of its own; many of its functions refuse it
         return []
 
 
-def _quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
+def _call_quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
     with np.errstate(all="ignore"), convert_exits("the reference"):
         return convert_results(reference(*call.args, **call.keywords), "reference")
 
 
-def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[float]:
-    moved = [_quietly(reference, nudge(call.widen_floats(), _NUDGE, seed)) for seed in range(_NUDGES)]
+def _compute_magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[float]:
+    moved = [_call_quietly(reference, nudge(call.widen_floats(), _NUDGE, seed)) for seed in range(_NUDGES)]
     magnitudes = []
     for number, truth in enumerate(arrays):
         with np.errstate(invalid="ignore"):
             steps = [np.abs(outputs[number].astype(np.float64) - truth) / _NUDGE for outputs in moved]
-        magnitudes.append(max(largest_finite(truth), largest_finite(_median(*steps))))
+        magnitudes.append(max(largest_finite(truth), largest_finite(_compute_median(*steps))))
     return magnitudes
 
 
-def _median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
+def _compute_median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
     """Return the elementwise median of three arrays, NaN where any has NaN; np.median takes 20 times as long."""
     return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
@@ -121,19 +122,19 @@ def count_contractions(reference: Reference, call: Call, arrays: Sequence[np.nda
             continue
         try:
             tries = [
-                _quietly(reference, poison(wide, position, element))
+                _call_quietly(reference, poison(wide, position, element))
                 for element in {0, array.size // 2, array.size - 1}
             ]
         except Exception:  # a reference that refuses NaN
             return [together] * len(arrays)
         for number, truth in enumerate(arrays):
-            reached = max(_new_nan(attempt[number], truth) for attempt in tries)
+            reached = max(_count_new_nan(attempt[number], truth) for attempt in tries)
             # A reference that removes NaN, such as np.nan_to_num, shows nothing: the extents are what is left to go by.
             combined[number] += reached * array.size / max(1, truth.size) if reached else together
     return [min(together, int(np.ceil(count))) for count in combined]
 
 
-def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
+def _count_new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
     if not is_float(tried) or tried.shape != truth.shape:
         return 0
     return int(np.count_nonzero(np.isnan(tried) & ~np.isnan(truth)))
@@ -168,7 +169,7 @@ def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
 
 
 class Terms(NamedTuple):
-    """Terms of the bound of one output, see `simulate.testing.tolerance`."""
+    """Terms of the bound of one output, in the order of the arguments of `compare` and `tolerance`."""
 
     magnitude: float
     contraction: int
@@ -213,13 +214,13 @@ def saturate(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
 
 def find_narrowest(dtypes: Iterable[Any]) -> Any:
     """Return the float dtype with the largest roundoff, float32 if none is narrower."""
-    return max([np.dtype(np.float32), *(np.dtype(dtype) for dtype in dtypes)], key=_coarseness)
+    return max([np.dtype(np.float32), *(np.dtype(dtype) for dtype in dtypes)], key=_get_coarseness)
 
 
-def _coarseness(dtype: Any) -> float:
+def _get_coarseness(dtype: Any) -> float:
     return 0.0 if dtype == np.float64 else roundoff(dtype)
 
 
 def is_narrower(dtype: Any, other: Any) -> bool:
-    """Return whether a float dtype rounds more coarsely than another one."""
-    return _coarseness(np.dtype(dtype)) > _coarseness(np.dtype(other))
+    """Return whether `dtype` rounds more coarsely than `other`; both are float dtypes."""
+    return _get_coarseness(np.dtype(dtype)) > _get_coarseness(np.dtype(other))

@@ -44,7 +44,7 @@ def verify_command(options: argparse.Namespace) -> int:
         with json_document(options.json, outputs, "verify") as contents:
             if not prepare_process(options):
                 return 2
-            verdict = _judged(options, reference)
+            verdict = _judge(options, reference)
             show(verdict.build_text())
             contents.update(verdict.as_json())
     except NoVerdict as failed:
@@ -55,7 +55,7 @@ def verify_command(options: argparse.Namespace) -> int:
     return verdict.status
 
 
-def _judged(options: argparse.Namespace, named: str) -> Verdict:
+def _judge(options: argparse.Namespace, named: str) -> Verdict:
     """Load the kernel, the reference and the arguments, and return the verdict of `verify`.
 
     Args:

@@ -125,7 +125,7 @@ def add_nan(call: Call) -> Call:
     """Return the call with a NaN in the middle element of every float array."""
 
     def fill(array: np.ndarray, position: int) -> np.ndarray:
-        return _replaced(array, array.size // 2, np.nan) if is_float(array) else array
+        return _replace_element(array, array.size // 2, np.nan) if is_float(array) else array
 
     return call.map_arrays(fill)
 
@@ -140,10 +140,10 @@ def vary_extents(call: Call) -> Iterator[tuple[str, Call]]:
     extents = list(dict.fromkeys(size for array in call.arrays for size in array.shape if size > 1))
     for extent in extents[:_AXES_TRIED]:
         for size in (extent - 1, extent + 1):
-            yield f"{size}", call.map_arrays(lambda array, _: _resized(array, extent, size))  # noqa: B023
+            yield f"{size}", call.map_arrays(lambda array, _: _resize(array, extent, size))  # noqa: B023
 
 
-def _resized(array: np.ndarray, extent: int, size: int) -> np.ndarray:
+def _resize(array: np.ndarray, extent: int, size: int) -> np.ndarray:
     shape = tuple(size if length == extent else length for length in array.shape)
     if is_float(array):
         return np.zeros(shape, array.dtype)
@@ -162,7 +162,7 @@ def poison(call: Call, position: int, element: int) -> Call:
         element: The index of the element in C order.
     """
     return call.map_arrays(
-        lambda array, index: _replaced(array, element, np.nan) if index == position else array
+        lambda array, index: _replace_element(array, element, np.nan) if index == position else array
     )
 
 
@@ -178,7 +178,7 @@ def nudge(call: Call, by: float, seed: int) -> Call:
     return call.map_arrays(fill)
 
 
-def _replaced(array: np.ndarray, element: int, value: float) -> np.ndarray:
+def _replace_element(array: np.ndarray, element: int, value: float) -> np.ndarray:
     changed = array.copy()
     changed.reshape(-1)[element] = value
     return changed

@@ -56,21 +56,27 @@ def verify(
 ) -> Verdict:
     """Judge whether a kernel is right and clean, how fast it is predicted to be, and what bounds it.
 
-    `kernel(*arguments, **keywords)` is compared with `reference(*arguments, **keywords)`,
-    which gets its floats in float64 and returns an array or a tuple of arrays. Without a reference, the function
-    `<kernel>_reference` of the kernel's module is it. Of float arrays among the arguments only shape and dtype matter;
-    integers keep their values and change their order. `target` is a chip; None: the environment's.
+    `kernel(*arguments, **keywords)` is compared with `reference(*arguments, **keywords)` on two sets of
+    random values, on large ones, zeros, some zeros, and NaN where the reference returns NaN. Random values
+    are also tried with each of the first three extents made one less and one more. The bounds are those of
+    `simulate.verification.bound`. Detectors and the predicted time belong to the first random trial.
 
-    It is tried on two sets of random values, on large ones, zeros, some zeros, NaN where the reference returns NaN, and
-    on each of the first three extents made one less and one more; the bounds are those of
-    `simulate.verification.bound`. Detectors and the predicted time belong to the first random trial. `progress` gets
-    the trials and a name for the work.
+    Args:
+        kernel: The kernel, which runs on one rank.
+        arguments: Its arguments. Of float arrays only shape and dtype matter; integers keep their values and
+            change their order.
+        reference: Gets float arrays in float64, and returns an array or a tuple of arrays. None for the
+            function `<kernel>_reference` of the kernel's module.
+        keywords: Keyword arguments of both.
+        target: The chip; None for the chip of the environment.
+        progress: Gets the trials after the first one and a name for the work, and yields the trials.
 
     Raises:
-        InvalidArgument: NKW-VERIFY. The environment asks for more than one rank, there is no reference, or it does not
-            take the arguments.
-        NotJudged: NKW-VERIFY, also an InvalidArgument. The reference fails, returns no arrays or does not depend on the
-            arguments, or the kernel fails or ends (SystemExit) at the given sizes without breaking a rule.
+        InvalidArgument: NKW-VERIFY. The environment asks for more than one rank, there is no reference, or it
+            does not take the arguments.
+        NotJudged: NKW-VERIFY, also an InvalidArgument. The reference fails, returns no arrays or does not
+            depend on the arguments, or the kernel fails or ends (SystemExit) at the given sizes without
+            breaking a rule.
     """
     if read_rank_count() > 1:
         raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
@@ -83,7 +89,7 @@ def verify(
     first, second = inputs.draw_random(call, 0), inputs.draw_random(call, 1)
     truths = _compute_truths(reference, first, second)
     contractions = count_contractions(reference, first, truths)
-    run = show_once(partial(_launched, function, name, chip))
+    run = show_once(partial(_launch, function, name, chip))
     with gathered() as seen:
         trial = run_trial("random", run, reference, first, contractions, is_requested=True)
     advice = lint_launched([launched for launched, _ in seen.launches])
@@ -104,7 +110,7 @@ def verify(
         trials = [replace(trial, truth=None) for trial in trials]
     remarks = sum(finding.severity is Severity.warning for finding in advice)
     tolerated = tuple(sorted({finding.code for finding in reported} - {finding.code for finding in findings}))
-    speed = _speed(trial.launch)
+    speed = _predict_speed(trial.launch)
     return Verdict(
         name, chip.name, tuple(trials), findings, tolerated, remarks, speed, trial.launch, reference.remark
     )
@@ -135,11 +141,13 @@ def list_further_trials(
     trials.append(partial(nan_trial, "NaN", run, reference, inputs.add_nan(second)))
     longer = [count + len(call.floats) for count in contractions]  # each argument by one element more
     for name, sized in inputs.vary_extents(call):
-        trials.append(partial(_ragged, name, run, reference, inputs.draw_random(sized, 0), longer))
+        trials.append(partial(_run_ragged_trial, name, run, reference, inputs.draw_random(sized, 0), longer))
     return trials
 
 
-def _ragged(name: str, run: Any, reference: Reference, call: Call, contractions: Sequence[int]) -> Trial:
+def _run_ragged_trial(
+    name: str, run: Any, reference: Reference, call: Call, contractions: Sequence[int]
+) -> Trial:
     return replace(run_trial(name, run, reference, call, contractions, is_requested=False), ragged=True)
 
 
@@ -155,7 +163,7 @@ def find_reference(function: Callable[..., Any], name: str) -> Reference:
     return reference  # type: ignore[no-any-return]
 
 
-def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
+def _launch(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
     cores = read_core_count(name, None, Level.resolve())
     return launch(function, [(call.args, call.keywords)], chip, cores, Mode.eager, has_grid=cores > 1)
 
@@ -202,7 +210,7 @@ def _keep_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sort_findings(kept))
 
 
-def _speed(done: Launch | None) -> Speed | None:
+def _predict_speed(done: Launch | None) -> Speed | None:
     if done is None:
         return None
     try:

@@ -64,7 +64,7 @@ def _judge_rms(statistics: dict[int, Statistic], outputs: int, arguments: str) -
     if seen.rms > seen.rms_allowed:
         outcome = Outcome.wrong
         reason = (
-            f"{_name_output(number, outputs)}the RMS error is {seen.rms:.3g} over {seen.elements:,} elements; "
+            f"{_format_output_name(number, outputs)}the RMS error is {seen.rms:.3g} over {seen.elements:,} elements; "
             f"the roundings of the kernel explain up to {seen.rms_allowed:.3g}"
         )
     return Trial(RMS, arguments, outcome, reason, seen.rms, seen.rms_allowed, seen.rms_truth)
@@ -76,11 +76,11 @@ def _judge_slope(statistics: dict[int, Statistic], outputs: int, arguments: str)
     if abs(seen.slope) > seen.slope_allowed:
         outcome = Outcome.wrong
         reason = (
-            f"{_name_output(number, outputs)}the output is the reference times {1 + seen.slope:.7g}, fitted to "
+            f"{_format_output_name(number, outputs)}the output is the reference times {1 + seen.slope:.7g}, fitted to "
             f"{seen.elements:,} elements; the roundings of the kernel explain 1 +- {seen.slope_allowed:.2g}"
         )
     return Trial(SLOPE, arguments, outcome, reason, abs(seen.slope), seen.slope_allowed)
 
 
-def _name_output(number: int, outputs: int) -> str:
+def _format_output_name(number: int, outputs: int) -> str:
     return f"output {number}: " if outputs > 1 else ""

@@ -87,7 +87,7 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
     roundings: list[Rounding] = []
     for stream in streams:
         dtypes = [as_dtype(record.dtype) for record in stream.tensors]
-        last = _sources_of_stores(stream)
+        last = _find_stored_tensors(stream)
         boxes_of_line: dict[tuple[int, DType, bool, bool], Counter[tuple[int, ...]]] = defaultdict(Counter)
         for index in range(len(stream)):
             plan = stream.template(index).plan
@@ -117,7 +117,7 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
     return roundings
 
 
-def _sources_of_stores(stream: Stream) -> set[int]:
+def _find_stored_tensors(stream: Stream) -> set[int]:
     """Return the tensors that only DMAs to HBM read, so that the rounding into them is the last one of an output."""
     stored: set[int] = set()
     used: set[int] = set()
@@ -202,14 +202,14 @@ def statistic(
             # A last rounding goes to the other neighbour only where the error before it crosses a tie.
             crossing = min(1.0, before_last / rounding.roundoff) if rounding.is_last and is_narrow else 1.0
             variance += 4 * crossing * square / (rounding.values * len(outputs))
-    deviation = max(math.sqrt(variance), _correlated(weights * truth * difference, scale))
+    deviation = max(math.sqrt(variance), _estimate_deviation(weights * truth * difference, scale))
     allowed = SIGMAS * (deviation + summed / math.sqrt(elements)) + constants + second_order + biased
     relative = RMS_FACTOR * math.sqrt(sum(squares) + summed**2) + biased
     root = math.sqrt(mean_square)
     return Statistic(elements, rms, relative * root, root, slope, allowed)
 
 
-def _correlated(scores: np.ndarray, scale: float) -> float:
+def _estimate_deviation(scores: np.ndarray, scale: float) -> float:
     """Return the standard deviation of the slope, estimated from scores summed by the index of each axis.
 
     The score of an element is weight * truth * difference. Sums over one index are independent of each other

@@ -106,11 +106,11 @@ def run_trial(
     try:
         launch = run(call.copy_arrays())
     except Exception as error:
-        return _refused(name, call, error, is_requested)
+        return _judge_error(name, call, error, is_requested)
     return judge_launch(name, call, launch, truth, partial(find_result_dtypes, reference, call))
 
 
-def _refused(name: str, call: Call, error: Exception, is_requested: bool) -> Trial:
+def _judge_error(name: str, call: Call, error: Exception, is_requested: bool) -> Trial:
     """Return the trial of a kernel that raised an error.
 
     It is wrong if the error is a broken rule, at the requested sizes or about unwritten bytes, else not
@@ -180,7 +180,16 @@ def judge_launch(
 def _find_form_fault(
     number: int, output: np.ndarray, exact: np.ndarray, call: Call, find_dtypes: Callable[[], Sequence[Any]]
 ) -> str:
-    """Return what is wrong with the shape or dtype of an output, or an empty string."""
+    """Return a clause on what is wrong with the shape or dtype of an output; empty if both fit the reference.
+
+    Args:
+        number: The index of the output.
+        output: The output.
+        exact: The truth.
+        call: The arguments.
+        find_dtypes: Returns the dtypes of the reference's results; called only for an output with a narrow
+            dtype.
+    """
     if output.shape != exact.shape:
         return f"the output has shape {output.shape}, the reference {exact.shape}"
     dtypes = [array.dtype for array in call.floats]
@@ -229,7 +238,7 @@ def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
     try:
         outputs = convert_results(run(call.copy_arrays()).outputs[0])
     except Exception as error:
-        return _refused(name, call, error, False)
+        return _judge_error(name, call, error, False)
     spread = ""
     for number, (output, exact) in enumerate(zip(outputs, truths)):
         if not is_float(output) or output.shape != exact.shape:

@@ -47,7 +47,7 @@ class Speed:
 
     @classmethod
     def from_profile(cls, seen: Profile) -> Speed:
-        """Return the speed of a profile."""
+        """Return the figures of a verdict from the profile of a launch, which has all readings."""
         lengths = [timeline.length_ns for timeline in seen.timelines.values()]
         line = seen.timeline
         return cls(
@@ -57,12 +57,12 @@ class Speed:
             _RESOURCES[seen.roofline.bound],
             line.busiest,
             line.busy_ns[line.busiest] / line.length_ns if line.length_ns else 0.0,
-            _largest(seen.bounds),
+            _select_largest(seen.bounds),
         )
 
     @property
     def floor_share(self) -> float:
-        """Ratio of the floor to the predicted time."""
+        """Ratio of the floor to the predicted time, 0.0 if the time is 0."""
         return self.floor_ns / self.time_ns if self.time_ns else 0.0
 
 
@@ -93,7 +93,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """First reason why the kernel is not right; empty for a right kernel."""
+        """Name and reason of the first trial that makes the kernel not right; empty for a right kernel."""
         for trial in self.trials:
             if trial.outcome is Outcome.wrong or (
                 trial is self.trials[0] and trial.outcome is not Outcome.right
@@ -126,12 +126,12 @@ class Verdict:
         return f"{self.kernel} on {chip}: {', '.join(words)}"
 
     def _trials(self) -> list[Part]:
-        rows = [_row(trial.name, trial) for trial in self.trials if not trial.ragged]
+        rows = [_make_row(trial.name, trial) for trial in self.trials if not trial.ragged]
         for outcome in Outcome:
             sized = [trial for trial in self.trials if trial.ragged and trial.outcome is outcome]
             if sized:
                 name = ", ".join(dict.fromkeys(trial.name for trial in sized))
-                rows.append(_row(name, max(sized, key=lambda trial: trial.closeness)))
+                rows.append(_make_row(name, max(sized, key=lambda trial: trial.closeness)))
         return [
             table("values or size|outcome|error|allowed|largest", rows, left=(0, 1), firm=(1,)),
             *self._untried(),
@@ -158,7 +158,9 @@ class Verdict:
         return [shown(reason, len(reason)) for reason in reasons]
 
     def _findings(self) -> list[Part]:
-        out: list[Part] = [line for finding in self.findings[:_FINDINGS_SHOWN] for line in _finding(finding)]
+        out: list[Part] = [
+            line for finding in self.findings[:_FINDINGS_SHOWN] for line in _format_finding(finding)
+        ]
         more = len(self.findings) - _FINDINGS_SHOWN
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
@@ -226,13 +228,13 @@ class Verdict:
         }
 
 
-def _largest(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
+def _select_largest(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
     """Return the two largest bounds with different times, largest first; of equal times the first bound."""
     differing = {bound.time_ns: bound for bound in reversed(bounds)}
     return tuple(differing[time_ns] for time_ns in sorted(differing, reverse=True)[:_BOUNDS_SHOWN])
 
 
-def _row(name: str, trial: Trial) -> tuple[str, ...]:
+def _make_row(name: str, trial: Trial) -> tuple[str, ...]:
     figures = (trial.error, trial.allowed, trial.largest)
     words = ("" if figure is None else f"{figure:.2g}" for figure in figures)
     return (name, trial.outcome.value, *words)
@@ -242,7 +244,7 @@ def _count(findings: Sequence[Finding]) -> str:
     return f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
 
 
-def _finding(finding: Finding) -> list[Part]:
+def _format_finding(finding: Finding) -> list[Part]:
     """Return the lines of a finding: severity, code, place and message, and its hint after "try:"."""
     where = f" at {finding.where.file_line}" if finding.where else ""
     head, *lines = finding.message.split("\n")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.verification.bound import _median, answer, compute_truth, count_contractions
+from simulate.verification.bound import _compute_median, answer, compute_truth, count_contractions
 from simulate.verification.inputs import (
     Call,
     add_nan,
@@ -73,4 +73,4 @@ def test_a_comparison_that_tips_over_is_no_condition() -> None:
 def test_the_median_of_three_is_numpys_also_with_nan_and_infinity() -> None:
     values = np.array([-np.inf, -1.0, 0.0, 2.0, np.inf, np.nan])
     three = np.array(np.meshgrid(values, values, values)).reshape(3, -1)
-    assert np.array_equal(_median(*three), np.median(three, axis=0), equal_nan=True)
+    assert np.array_equal(_compute_median(*three), np.median(three, axis=0), equal_nan=True)
