@@ -49,7 +49,7 @@ from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.timing import Reading
 from simulate.verification.bound import (
     Reference,
-    answer,
+    call_reference,
     compute_truth,
     count_contractions,
     derive_terms,
@@ -174,7 +174,7 @@ class Program:
         try:
             if self._contractions is None:
                 self._contractions = count_contractions(
-                    reference, call.copy_arrays(), answer(reference, call.copy_arrays())
+                    reference, call.copy_arrays(), call_reference(reference, call.copy_arrays())
                 )
             truth = compute_truth(reference, call, self._contractions)
         except Exception as error:  # any error of the user's reference

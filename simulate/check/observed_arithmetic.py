@@ -87,7 +87,11 @@ class Arithmetic:
 
     @quiet
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Recognise operators by the results and note faults; record zeros, dtypes and rounded integers of tiles."""
+        """Recognise operators by the results and append notes on faults.
+
+        What later instructions need is recorded: tiles of zeros, dtypes of writes, and integers that a cast
+        rounded up.
+        """
         plan, reads, writes = issue
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return

@@ -96,7 +96,10 @@ class Integers:
 
     @quiet
     def observe_casts(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Note results that saturate, wrap or were NaN in an integer dtype, and integers that a float dtype rounds."""
+        """Append notes on results that saturate, wrap or were NaN in an integer dtype, or that a float dtype rounds.
+
+        Nothing is noted for a rendezvous, nor for an instruction that uses state of its engine.
+        """
         plan, reads, writes = issue
         if plan.state is not None or plan.rendezvous is not None:
             return

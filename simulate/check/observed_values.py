@@ -48,7 +48,7 @@ class Values:
     """Event that scaled the partitions of a tensor differently, by tensor."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Note operands that an instruction is about to read and that its float32 path or its function cannot take."""
+        """Append notes on operands that an instruction's float32 path or activation function cannot represent."""
         plan, reads, _ = issue
         self.integers.before(issue, operands)
         if plan.domain is not Domain.float32 or len(operands) != len(reads):
@@ -62,7 +62,7 @@ class Values:
             self._observe_contraction(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Note results whose values are lost in their dtype, or on the float32 path to it."""
+        """Append notes on results whose values are lost in their dtype, or on the float32 path to it."""
         plan, reads, writes = issue
         differs = (
             plan.domain is Domain.float32
@@ -143,7 +143,7 @@ class Values:
             self.outside_domain.append(Note(event, tile.storage.serial, seen))
 
     def _observe_result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
-        """Note the elements of a result that its dtype, or the float32 path to it, does not represent.
+        """Append notes on the elements of a result that its dtype, or the float32 path to it, does not represent.
 
         Args:
             event: The event that wrote the result.
@@ -183,9 +183,9 @@ class Values:
                 self.large_integers.append(Note(event, tile.storage.serial, seen))
 
     def _observe_vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
-        """Note a cast to an 8-bit float that turns more than half of the nonzero elements, of 8 or more, into zeros.
+        """Append a note to `vanished` if a cast to an 8-bit float makes most nonzero elements zero.
 
-        Only tiles with no magnitude of 0.125 or more count.
+        Only tiles with 8 or more nonzero elements, and with no magnitude of 0.125 or more, count.
 
         Args:
             event: The event of the cast.
@@ -201,7 +201,9 @@ class Values:
             self.vanished.append(Note(event, tile.storage.serial, seen))
 
     def _observe_halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
-        """Note finite results that became infinite as a 16-bit float, and integers that the dtype rounded.
+        """Append notes to `overflowing_halves` and `rounded_integers` for a result of a 16-bit float dtype.
+
+        The first are finite results that became infinite, the second integers that the dtype rounded.
 
         Args:
             event: The event that wrote the result.

@@ -200,6 +200,9 @@ def _find_faults_of_rank(
 ) -> list[Finding]:
     """Return findings about the inputs and outputs of one rank.
 
+    They concern arguments that are written and not returned, returned inputs, faults of outputs, and shared
+    HBM that is neither returned nor read.
+
     Args:
         launch: The launch.
         streams: The streams of the rank's cores.

@@ -52,11 +52,11 @@ def compute_truth(reference: Reference, call: Call, contractions: Sequence[int])
         call: The arguments.
         contractions: For each result, how many elements one of its elements combines; stored unchanged.
     """
-    arrays = answer(reference, call)
+    arrays = call_reference(reference, call)
     return Truth(arrays, _compute_magnitudes(reference, call, arrays), contractions)
 
 
-def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
+def call_reference(reference: Reference, call: Call) -> Sequence[np.ndarray]:
     """Call the reference with the floats of a call in float64, and return its results as arrays."""
     return _call_quietly(reference, call.widen_floats())
 
@@ -87,7 +87,7 @@ def _compute_magnitudes(reference: Reference, call: Call, arrays: Sequence[np.nd
     for number, truth in enumerate(arrays):
         with np.errstate(invalid="ignore"):
             steps = [np.abs(outputs[number].astype(np.float64) - truth) / _NUDGE for outputs in moved]
-        magnitudes.append(max(largest_finite(truth), largest_finite(_compute_median(*steps))))
+        magnitudes.append(max(find_largest_finite(truth), find_largest_finite(_compute_median(*steps))))
     return magnitudes
 
 
@@ -96,7 +96,7 @@ def _compute_median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.n
     return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
 
-def largest_finite(array: np.ndarray) -> float:
+def find_largest_finite(array: np.ndarray) -> float:
     """Return the largest magnitude of the finite elements, 0.0 if there are none."""
     values = np.abs(array.astype(np.float64))
     return float(values[np.isfinite(values)].max(initial=0.0))

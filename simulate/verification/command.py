@@ -23,7 +23,7 @@ from simulate.kernel_by_name import (
 from simulate.run.observers import observing
 from simulate.scripts import prepare_process
 from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
-from simulate.verification.trial import refusal
+from simulate.verification.trial import make_refusal
 from simulate.verification.verdict import Verdict
 
 
@@ -40,7 +40,7 @@ def verify_command(options: argparse.Namespace) -> int:
     outputs = Outputs(lambda: [*list_read_files(options), reference.rpartition(":")[0]])
     try:
         if (options.ranks or 1) > 1:
-            raise refusal(f"{ONE_RANK}; {SEVERAL_RANKS}")
+            raise make_refusal(f"{ONE_RANK}; {SEVERAL_RANKS}")
         with json_document(options.json, outputs, "verify") as contents:
             if not prepare_process(options):
                 return 2

@@ -21,19 +21,19 @@ from simulate.run import Launch, Mode, target_hardware
 from simulate.run.environment import RANKS_VARIABLE, read_core_count, read_rank_count
 from simulate.run.launch import unwrap_kernel
 from simulate.verification import inputs
-from simulate.verification.bound import Reference, answer, count_contractions
+from simulate.verification.bound import Reference, call_reference, count_contractions
 from simulate.verification.inputs import Call, NotArrays
-from simulate.verification.statistical_trials import statistical_trials
+from simulate.verification.statistical_trials import judge_statistics
 from simulate.verification.timed_reference import TimedReference
 from simulate.verification.trial import (
     Outcome,
     Trial,
-    nan_trial,
-    not_judged,
+    format_error,
+    make_not_judged,
+    make_refusal,
     reached_user_code,
-    refusal,
+    run_nan_trial,
     run_trial,
-    short,
 )
 from simulate.verification.verdict import Speed, Verdict
 from simulate.world import launch
@@ -79,7 +79,7 @@ def verify(
             breaking a rule.
     """
     if read_rank_count() > 1:
-        raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
+        raise make_refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
     function = unwrap_kernel(kernel)
     name = getattr(function, "__name__", "kernel")
     reference = reference or find_reference(function, name)
@@ -106,7 +106,7 @@ def verify(
                 )
             ]
         trials[1] = _explain_constant(trials[0], trials[1])
-        trials[2:2] = statistical_trials(trials[:2])
+        trials[2:2] = judge_statistics(trials[:2])
         trials = [replace(trial, truth=None) for trial in trials]
     remarks = sum(finding.severity is Severity.warning for finding in advice)
     tolerated = tuple(sorted({finding.code for finding in reported} - {finding.code for finding in findings}))
@@ -138,7 +138,7 @@ def list_further_trials(
         partial(run_trial, name, run, reference, trial_call, contractions, is_requested=True)
         for name, trial_call in values.items()
     ]
-    trials.append(partial(nan_trial, "NaN", run, reference, inputs.add_nan(second)))
+    trials.append(partial(run_nan_trial, "NaN", run, reference, inputs.add_nan(second)))
     longer = [count + len(call.floats) for count in contractions]  # each argument by one element more
     for name, sized in inputs.vary_extents(call):
         trials.append(partial(_run_ragged_trial, name, run, reference, inputs.draw_random(sized, 0), longer))
@@ -159,7 +159,9 @@ def find_reference(function: Callable[..., Any], name: str) -> Reference:
     """
     reference = getattr(function, "__globals__", {}).get(f"{name}_reference")
     if not callable(reference):
-        raise refusal(f"there is no {name}_reference beside {name}; name one with --reference MODULE:NAME")
+        raise make_refusal(
+            f"there is no {name}_reference beside {name}; name one with --reference MODULE:NAME"
+        )
     return reference  # type: ignore[no-any-return]
 
 
@@ -177,16 +179,16 @@ def _compute_truths(reference: Reference, first: Call, second: Call) -> list[np.
         InvalidArgument: The reference does not take these arguments.
     """
     try:
-        pairs = list(zip(answer(reference, first), answer(reference, second), strict=True))
+        pairs = list(zip(call_reference(reference, first), call_reference(reference, second), strict=True))
     except NotArrays as error:
-        raise not_judged(error.message) from None
+        raise make_not_judged(error.message) from None
     except Exception as error:
         if isinstance(error, TypeError) and not reached_user_code(error):
-            raise refusal(f"the reference does not take these arguments: {error}") from None
-        raise not_judged(f"the reference fails on random values: {short(error)}") from error
+            raise make_refusal(f"the reference does not take these arguments: {error}") from None
+        raise make_not_judged(f"the reference fails on random values: {format_error(error)}") from error
     for number, (one, other) in enumerate(pairs):
         if np.array_equal(one, other, equal_nan=inputs.is_float(one)):
-            raise not_judged(
+            raise make_not_judged(
                 f"output {number} of the reference is the same for different arguments, so no kernel can be compared "
                 "with it; give a reference whose outputs depend on its arguments"
             )

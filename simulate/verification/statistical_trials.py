@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulate.verification.bound import largest_finite, longest_chain
+from simulate.verification.bound import find_largest_finite, longest_chain
 from simulate.verification.inputs import is_float
-from simulate.verification.statistics import Statistic, roundings_of, statistic
+from simulate.verification.statistics import Statistic, compute_statistic, find_roundings
 from simulate.verification.trial import Outcome, Trial
 
 RMS, SLOPE = "rms error", "slope - 1"
 
 
-def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
+def judge_statistics(trials: Sequence[Trial]) -> list[Trial]:
     """Return the trials of RMS error and slope, judged over launches on random values of one shape together.
 
     Each has the figures of the output that is closest to its bound. The list is empty if a launch is not
@@ -28,7 +28,7 @@ def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
     assert first.launch is not None
     if not any(map(is_float, first.outputs)):
         return []
-    roundings = roundings_of(first.launch.streams)
+    roundings = find_roundings(first.launch.streams)
     if roundings is None:
         why = "roundings to 8 bits or to integers have no relative error"
         return [Trial(f"{RMS}, {SLOPE}", first.arguments, Outcome.open, why)]
@@ -38,9 +38,9 @@ def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
         truths = [trial.truth for trial in trials if trial.truth is not None]
         if not is_float(output) or any(trial.outputs[number].shape != output.shape for trial in trials):
             continue
-        largest = max(largest_finite(truth.arrays[number]) for truth in truths)
+        largest = max(find_largest_finite(truth.arrays[number]) for truth in truths)
         gain = max([1.0, *(truth.magnitudes[number] / largest for truth in truths if largest)])
-        seen = statistic(
+        seen = compute_statistic(
             [trial.outputs[number] for trial in trials],
             [truth.arrays[number] for truth in truths],
             roundings,

@@ -79,7 +79,7 @@ class Statistic:
     slope_allowed: float
 
 
-def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
+def find_roundings(streams: Sequence[Stream]) -> list[Rounding] | None:
     """Return the roundings of a launch into dtypes narrower than float32, one record for each kernel line and dtype.
 
     None if floats are rounded to 8 bits or to integers: the model of relative errors does not hold there.
@@ -144,7 +144,7 @@ def _is_exact(plan: Plan) -> bool:
     return bool(np.all(mantissas == np.round(mantissas)))
 
 
-def statistic(
+def compute_statistic(
     outputs: Sequence[np.ndarray],
     truths: Sequence[np.ndarray],
     roundings: Sequence[Rounding],
@@ -157,7 +157,7 @@ def statistic(
     Args:
         outputs: The output of each trial, all of one shape.
         truths: The output in float64, of each trial.
-        roundings: The roundings of one launch, as `roundings_of` returns them.
+        roundings: The roundings of one launch, as `find_roundings` returns them.
         gain: The factor by which the task enlarges relative errors of its inputs, at least 1.
         contraction: The number of products that one element sums in float32.
         chain: The length of the longest chain of instructions.

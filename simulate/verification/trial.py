@@ -21,7 +21,7 @@ from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.verification.bound import (
     Reference,
     Truth,
-    answer,
+    call_reference,
     compute_truth,
     derive_terms,
     find_narrowest,
@@ -101,8 +101,8 @@ def run_trial(
         truth = compute_truth(reference, call, contractions)
     except Exception as error:
         if is_requested:
-            raise not_judged(f"the reference fails on {name} values: {short(error)}") from error
-        return Trial(name, str(call), Outcome.not_taken, f"the reference fails: {short(error)}")
+            raise make_not_judged(f"the reference fails on {name} values: {format_error(error)}") from error
+        return Trial(name, str(call), Outcome.not_taken, f"the reference fails: {format_error(error)}")
     try:
         launch = run(call.copy_arrays())
     except Exception as error:
@@ -123,10 +123,10 @@ def _judge_error(name: str, call: Call, error: Exception, is_requested: bool) ->
     code = getattr(error, "code", "")
     if by_rule and (is_requested or code in _READS_UNWRITTEN):
         prefix = "unwritten bytes: " if code in _READS_UNWRITTEN else ""
-        return Trial(name, str(call), Outcome.wrong, prefix + short(error))
+        return Trial(name, str(call), Outcome.wrong, prefix + format_error(error))
     if is_requested:
-        raise not_judged(f"the kernel fails on {name} values: {short(error)}") from error
-    return Trial(name, str(call), Outcome.not_taken, short(error))
+        raise make_not_judged(f"the kernel fails on {name} values: {format_error(error)}") from error
+    return Trial(name, str(call), Outcome.not_taken, format_error(error))
 
 
 def judge_launch(
@@ -221,7 +221,7 @@ def explain_copy(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
     return ""
 
 
-def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
+def run_nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
     """Run the kernel on a call with NaN and return the trial: right if NaN is exactly where the reference has it.
 
     It is wrong if NaN is missing. It is open if the reference refuses NaN or returns none. It is open too if
@@ -230,9 +230,9 @@ def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
     unwritten bytes.
     """
     try:
-        truths = answer(reference, call)
+        truths = call_reference(reference, call)
     except Exception as error:
-        return Trial(name, str(call), Outcome.open, f"the reference refuses NaN: {short(error)}")
+        return Trial(name, str(call), Outcome.open, f"the reference refuses NaN: {format_error(error)}")
     if not any(is_float(array) and np.isnan(array).any() for array in truths):
         return Trial(name, str(call), Outcome.open, "the reference defines no NaN")
     try:
@@ -263,12 +263,12 @@ class NotJudged(InvalidArgument, NoVerdict):
     """Error for a kernel or a reference that fails, or a reference with which no kernel can be compared."""
 
 
-def refusal(sentence: str) -> InvalidArgument:
+def make_refusal(sentence: str) -> InvalidArgument:
     """Return the error NKW-VERIFY for a wrong use of `verify`, such as a reference that does not exist."""
     return InvalidArgument("NKW-VERIFY", sentence)
 
 
-def not_judged(sentence: str) -> NotJudged:
+def make_not_judged(sentence: str) -> NotJudged:
     """Return the error NKW-VERIFY for a kernel or a reference that gives no result to judge."""
     return NotJudged("NKW-VERIFY", sentence)
 
@@ -278,7 +278,7 @@ def reached_user_code(error: BaseException) -> bool:
     return any(not frame.filename.startswith(_NOT_THE_USERS) for frame in extract_tb(error.__traceback__))
 
 
-def short(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return an error in one line: its code or type, its message, and the user's last line in its traceback."""
     if isinstance(error, NkwError):
         text = f"[{error.code}] {error.seen if isinstance(error, RuleViolation) else error.message}"

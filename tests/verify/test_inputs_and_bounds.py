@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.verification.bound import _compute_median, answer, compute_truth, count_contractions
+from simulate.verification.bound import _compute_median, call_reference, compute_truth, count_contractions
 from simulate.verification.inputs import (
     Call,
     add_nan,
@@ -42,7 +42,7 @@ def test_values_of_the_trials() -> None:
 def terms(reference: Any, *arguments: np.ndarray) -> tuple[float, int]:
     """Return magnitude and contraction of a reference's result."""
     call = draw_random(Call(arguments, {}), 0)
-    contractions = count_contractions(reference, call, answer(reference, call))
+    contractions = count_contractions(reference, call, call_reference(reference, call))
     return compute_truth(reference, call, contractions).magnitudes[0], contractions[0]
 
 

@@ -20,11 +20,11 @@ from simulate.kernel_by_name import build_call, load_callable
 from simulate.run.environment import target_hardware
 from simulate.run.launch import unwrap_kernel
 from simulate.verification import Outcome, inputs
-from simulate.verification.bound import answer, count_contractions
+from simulate.verification.bound import call_reference, count_contractions
 from simulate.verification.inputs import Call
 from simulate.verification.judging import find_reference
-from simulate.verification.statistical_trials import statistical_trials
-from simulate.verification.statistics import Rounding, roundings_of, statistic
+from simulate.verification.statistical_trials import judge_statistics
+from simulate.verification.statistics import Rounding, compute_statistic, find_roundings
 from simulate.verification.trial import Trial, run_trial
 from simulate.world import launch
 from tests.deep import deep_except
@@ -38,14 +38,14 @@ def trials_of(kernel: Any, call: Call, seeds: range, reference: Any = None) -> l
     reference = reference or find_reference(function, function.__name__)
     chip = target_hardware()
     first = inputs.draw_random(call, 0)
-    contractions = count_contractions(reference, first, answer(reference, first))
+    contractions = count_contractions(reference, first, call_reference(reference, first))
 
     def run(arguments: Call) -> Any:
         return launch(function, [(arguments.args, arguments.keywords)], chip)
 
     judge = partial(run_trial, run=run, reference=reference, contractions=contractions, is_requested=True)
     return [
-        statistical_trials(
+        judge_statistics(
             [judge("random", call=inputs.draw_random(call, seed * 2 + index)) for index in range(2)]
         )
         for seed in seeds
@@ -146,9 +146,9 @@ def test_the_rounding_of_a_scalar_that_all_elements_share_is_allowed() -> None:
 def test_roundings_are_those_of_the_stream() -> None:
     x = np.ones((256, 64), BFLOAT16)
     done = simulate.launch(over_d.func, [((x,), {})])
-    assert roundings_of(done.streams) == [Rounding(2.0**-8, 256 * 64, 1.0, False, True)]
+    assert find_roundings(done.streams) == [Rounding(2.0**-8, 256 * 64, 1.0, False, True)]
     done = simulate.launch(over_d.func, [((x.astype(np.float32),), {})])
-    assert roundings_of(done.streams) == []
+    assert find_roundings(done.streams) == []
 
 
 def test_roundings_to_eight_bits_have_no_model() -> None:
@@ -159,7 +159,7 @@ def test_roundings_to_eight_bits_have_no_model() -> None:
         return out
 
     done = simulate.launch(narrowed.func, [((np.ones((128, 8), np.float32),), {})])
-    assert roundings_of(done.streams) is None
+    assert find_roundings(done.streams) is None
 
 
 @pytest.mark.parametrize("factor", [1 - 2.0**-13, 1 + 2.0**-13, 1.01])
@@ -167,22 +167,22 @@ def test_a_factor_is_measured_below_the_rounding_of_one_element(factor: float) -
     generator = np.random.default_rng(5)
     truths = [generator.standard_normal((128, 2048)) for _ in range(2)]
     last = [Rounding(2.0**-8, 128 * 2048, 1.0, False, True)]
-    seen = statistic([(truth * factor).astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
+    seen = compute_statistic([(truth * factor).astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
     assert seen is not None
     assert seen.slope == pytest.approx(factor - 1, abs=2e-5)
     assert abs(seen.slope) > seen.slope_allowed
-    right = statistic([truth.astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
+    right = compute_statistic([truth.astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
     assert right is not None and abs(right.slope) < right.slope_allowed < 2.0**-14
     assert right.rms_allowed / 9 < right.rms < right.rms_allowed
 
 
 def test_few_elements_and_zeros_have_no_statistics() -> None:
     few = [np.ones((31, 1))] * 2
-    assert statistic(few, few, [], 1.0, 1, 1) is None
+    assert compute_statistic(few, few, [], 1.0, 1, 1) is None
     enough = [np.ones((32, 1))] * 2
-    assert statistic(enough, enough, [], 1.0, 1, 1) is not None
+    assert compute_statistic(enough, enough, [], 1.0, 1, 1) is not None
     zeros = [np.zeros((128, 8))] * 2
-    assert statistic(zeros, zeros, [], 1.0, 1, 1) is None
+    assert compute_statistic(zeros, zeros, [], 1.0, 1, 1) is None
 
 
 def silent(kernel: str, seeds: range) -> None:

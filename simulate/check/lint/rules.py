@@ -41,7 +41,7 @@ FindSpots = Callable[[Source, Scope], Iterator[Spot]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Lint rule and the levels at which it applies."""
+    """Lint rule: kind of its findings, function that finds them, and the levels from `since` to before `until`."""
 
     finding_kind: FindingKind
     find_spots: FindSpots
