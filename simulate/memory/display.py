@@ -1,4 +1,8 @@
-"""HTML of a tensor in a notebook: its description, where it was allocated, and its elements, undefined ones marked."""
+"""HTML of a tensor in a notebook: its description with the line that allocated it, and a table of its elements.
+
+`TensorBytes._repr_html_` calls it. Of many rows or columns the first and the last are shown; an element whose bytes
+were never written, or computed from such bytes, is shown as "undefined".
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,11 @@ _UNDEFINED = "undefined"
 
 
 def format_html(head: str, why: str) -> str:
-    """Return the HTML of a tensor without elements to show.
+    """Return the HTML of a tensor whose elements cannot be shown.
 
     Args:
         head: The description of the tensor.
-        why: The reason why there are none.
+        why: The reason why no elements are shown, such as a dry launch.
     """
     return as_html([Hanging(head, style="bold"), why])
 
@@ -28,14 +32,16 @@ def format_html(head: str, why: str) -> str:
 def format_elements(
     head: str, values: np.ndarray, states: int | np.ndarray, dtype: DType, first_dim: str
 ) -> str:
-    """Return the HTML of a tensor with its elements.
+    """Return the HTML of a tensor with a table of its elements, or of the first 4 and last 4 rows and columns.
+
+    All dims after the first are flattened into columns; a tensor of one dim is one row without a heading.
 
     Args:
         head: The description of the tensor.
-        values: The elements.
-        states: The validity state of all elements, or of each element.
+        values: The elements, in the storage dtype of `dtype`.
+        states: Validity state (`simulate.memory.validity`) of all elements, or an array with that of each element.
         dtype: The dtype of the tensor.
-        first_dim: The name of a row: partition or row.
+        first_dim: Heading of the first dim, "partition" or "row".
     """
     named = values.ndim > 1
     states = np.broadcast_to(states, values.shape)
@@ -53,7 +59,7 @@ def format_elements(
 
 
 def _shown_indices(count: int) -> list[int | None]:
-    """Return the indices that are shown; None stands for the omitted indices."""
+    """Return the indices of `count` rows or columns that are shown; one None stands for all that are left out."""
     if count <= _MOST:
         return list(range(count))
     half = _MOST // 2

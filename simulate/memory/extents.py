@@ -1,4 +1,7 @@
-"""Boxes: the elements of an allocation that a view covers, as one interval for each dim."""
+"""Boxes: the bytes of an allocation that a view covers, as one half-open interval for each dim of the allocation.
+
+The simulator compares boxes to find out whether two views share bytes, and whether written bytes include a view.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ Box = tuple[tuple[int, int], ...]
 def find_boxes(
     sizes: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int
 ) -> tuple[Box | None, Box | None]:
-    """Return the box that a view covers exactly, if there is one, and a box that encloses it.
+    """Return the box that a view covers exactly, or None if it covers no box, and a box that encloses the view.
 
-    Both are None for a view that reaches outside of its allocation.
+    If the view is an exact box, both boxes are equal. Otherwise the enclosing box has the full size in every dim but
+    the first. Both are None for a view without elements and for one that reaches outside its allocation.
 
     Args:
         sizes: Dims of the allocation in row-major order, the last in bytes.
@@ -50,9 +54,10 @@ def _exact(
     offset: int,
     width: int,
 ) -> Box | None:
-    """Return the box that a view covers exactly, None if it covers no box.
+    """Return the box that a view covers exactly, None if the bytes that it covers are no box.
 
-    The box grows from the first element, dim by dim of the view, shortest stride first.
+    The box grows from the first element, dim by dim of the view, shortest stride first. Arguments are those of
+    `find_boxes`, and `steps`: the bytes between neighbours along each dim of the allocation.
     """
     first = []
     remainder = offset
@@ -85,7 +90,7 @@ def _exact(
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Return whether a box lies inside another box."""
+    """Return whether `inner` is inside `outer` in every dim; both count in the dims of one allocation."""
     for (low, high), (first, end) in zip(outer, inner):  # noqa: SIM110  (all() takes twice as long)
         if first < low or end > high:
             return False
@@ -93,7 +98,7 @@ def contains(outer: Box, inner: Box) -> bool:
 
 
 def meets(box: Box, other: Box) -> bool:
-    """Return whether two boxes have a byte in common."""
+    """Return whether two boxes of one allocation have a byte in common."""
     for (low, high), (first, end) in zip(box, other):  # noqa: SIM110  (all() takes twice as long)
         if first >= high or end <= low:
             return False
@@ -101,7 +106,7 @@ def meets(box: Box, other: Box) -> bool:
 
 
 def join_boxes(box: Box, other: Box) -> Box | None:
-    """Return two disjoint boxes as one box if they touch in one dim and are equal in all others; else None."""
+    """Return the union of two disjoint boxes as one box, or None unless they differ and touch in one dim only."""
     axis = -1
     for dim, (span, other_span) in enumerate(zip(box, other)):
         if span != other_span:
@@ -120,10 +125,13 @@ def find_rows(
     strides: tuple[int, ...],
     offset: int,
 ) -> tuple[int, int, int, int]:
-    """Return the box of rows by bytes that encloses a view: first and end row, first and end byte within a row.
+    """Return a box of rows by bytes that encloses a view: (first row, end row, first byte, end byte).
+
+    The bytes count within a row, and ends are exclusive. On chip a row is a partition; in HBM all dims but the last
+    count rows. The byte interval is the whole row if the view's pattern wraps over the end of a row.
 
     Args:
-        on_chip: Whether rows are partitions; else they are all dims but the last.
+        on_chip: Whether the allocation is in SBUF or PSUM.
         row_bytes: Bytes of a row.
         width: Bytes of an element.
         shape: Shape of the view.
@@ -152,7 +160,7 @@ def find_rows(
 
 
 def _reach(start: int, shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
-    """Return the lowest and the highest position of a pattern that begins at `start`."""
+    """Return the lowest and the highest element offset, both included, of a pattern that begins at offset `start`."""
     low = high = start
     for extent, stride in zip(shape, strides):
         if stride < 0:

@@ -1,4 +1,4 @@
-"""Checked indices and slices of a tensor: Python's rules, except that a slice beyond its dim is refused."""
+"""Checked indices and slices of tensors, for `NkiTensor.__getitem__`: as in Python, but no slice may leave its dim."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulate.memory.view_rules import index_within_tensor
 
 
 def fill_ellipsis(keys: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
-    """Return an index with full slices in place of its Ellipsis.
+    """Return an index tuple with its Ellipsis replaced by as many full slices as make it `rank` entries long.
 
     Args:
         keys: The index, which has an Ellipsis.
@@ -23,10 +23,15 @@ def fill_ellipsis(keys: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
 
 
 def slice_bounds(key: slice, extent: int, dim: int) -> tuple[int, int, int]:
-    """Return start, end and step of a slice of a dim.
+    """Return start, end and step of a slice of a dim, with defaults filled in and negative bounds counted from the end.
+
+    Args:
+        key: The slice, of Python ints or None.
+        extent: Size of the dim.
+        dim: Number of the dim, for messages.
 
     Raises:
-        OutOfBounds: The slice leaves the dim of size `extent`, runs backwards, or is not made of Python ints.
+        OutOfBounds: A bound is beyond the dim, the end is before the start, the step is below 1, or one is no integer.
     """
     start, end, step = key.start, key.stop, key.step
     if start is None and end is None and step is None:
@@ -64,10 +69,15 @@ def _format_slice(key: slice) -> str:
 
 
 def normalise_index(key: Any, extent: int, dim: int) -> int:
-    """Return an index into a dim as a non-negative int.
+    """Return an index into a dim as an int from 0 to extent - 1; a negative index counts from the end.
+
+    Args:
+        key: The index.
+        extent: Size of the dim.
+        dim: Number of the dim, for messages.
 
     Raises:
-        OutOfBounds: The index leaves the dim of size `extent`, or is no integer.
+        OutOfBounds: The index is outside -extent to extent - 1, or is no integer.
     """
     try:
         index = operator.index(key)

@@ -1,4 +1,8 @@
-"""Tensor indirection: views whose free-dim offsets are read from an index tile, for each group of partitions."""
+"""Tensor indirection (gen4), `tensor.indirect(index)`: rules of a view whose free-dim offsets come from an index tile.
+
+Every group of 16 partitions (32 on the Tensor engine) has a list of offsets of its own in the index tile, and all
+partitions of the group use that list.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,13 @@ INDEX_DTYPES = ("uint16", "uint32", "int32")
 
 
 def count_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
-    """Return the number of elements of each partition of `tensor.indirect(index, num_elem)`.
+    """Return the number of elements per partition that `tensor.indirect(index, num_elem)` has.
+
+    That is num_elem, or index.size if it is None.
 
     Raises:
-        RuleViolation: The tensor, the index or the count breaks a rule of tensor indirection.
+        RuleViolation: The tensor is no contiguous tile on chip; or the index is no integer SBUF tile with as many
+            partitions; or the index has fewer offsets, both for groups of 16 partitions and for groups of 32.
     """
     data_on_chip(tensor)
     index_of_offsets(tensor, index)
@@ -32,9 +39,14 @@ def count_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
 
 
 def offsets_per_group(index: TensorBytes, group: int) -> int:
-    """Return the number of offsets that every group of an index tile has.
+    """Return the number of offsets that the index tile has for its smallest group of partitions.
 
-    Offset i is in row i % group, column i // group.
+    Offset i of a group is in row i % group of its rows, column i // group. A last, partial group of r rows only has the
+    offsets 0 to r - 1 without a gap.
+
+    Args:
+        index: The index tile, (partitions, columns).
+        group: Partitions of a group, 16 or 32.
     """
     last = index.shape[0] % group
     return last if last else group * (index.size // index.shape[0])
@@ -49,7 +61,7 @@ def data_on_chip(tensor: TensorBytes) -> None:
         raise RuleViolation(data_on_chip, f"{tensor.describe()}, strides {tensor.strides}")
 
 
-@rule("NKW-INDIRECT-INDEX")
+@rule("NKW-INDIRECT-INDEX", hint="load the offsets to such a tile on the partitions of the data")
 def index_of_offsets(tensor: TensorBytes, index: Any) -> None:
     """The offsets are an integer SBUF tile with as many partitions as the tensor.
 

@@ -26,7 +26,16 @@ _DERIVED = frozenset(("boxes", "byte_view", "rows"))
 
 
 class Form:
-    """Shape, dtype and memory of an allocation."""
+    """Shape, dtype and memory of an allocation, shared by all allocations that have them in common.
+
+    Attributes:
+        shape: Shape in elements.
+        dtype: Dtype of the elements.
+        buffer: Memory.
+        size: Number of elements.
+        row_bytes: Bytes of a row on the chip: of a partition in SBUF and PSUM, of the last dim in HBM.
+        stored_shape: The shape with the last dim in bytes of the host.
+    """
 
     __slots__ = ("buffer", "dtype", "row_bytes", "shape", "size", "stored_shape")
 
@@ -45,11 +54,12 @@ class Layout:
 
     Three attributes are computed when they are first read:
 
-    byte_view: the view in bytes.
-    boxes: the box of the form's dims that the view covers exactly, if there is one, and a box that encloses it; the
-    last dim counts bytes. Both are None for a view that reaches outside.
-    rows: the box that encloses the view in the stream: first and end row, first and end byte within a row; rows are
-    partitions on chip, in HBM all dims but the last.
+    byte_view: the view in bytes of the host, see `ByteView`.
+
+    boxes: the box that the view covers exactly, or None, and a box that encloses the view, see `extents.find_boxes`;
+    both are None for a view that reaches outside its allocation.
+
+    rows: the box of rows by bytes that encloses the view, see `extents.find_rows`.
     """
 
     __slots__ = ("boxes", "byte_view", "dtype", "form", "offset", "rows", "shape", "strides")
@@ -94,7 +104,7 @@ _sliced_layouts: dict[tuple[Any, ...], Layout] = {}
 
 
 def intern_form(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
-    """Return the shared form of an allocation."""
+    """Return the one `Form` of these properties, a new one at the first call."""
     # A dtype that is stored as float32 equals the exact dtype; the ids of the objects differ.
     key = (shape, id(dtype), buffer.value)
     form = _forms.get(key)
@@ -108,7 +118,7 @@ def intern_form(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> F
 def intern_layout(
     form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
 ) -> Layout:
-    """Return the shared layout of a view."""
+    """Return the one `Layout` of these properties over a form; strides and offset count elements."""
     key = (form, shape, id(dtype), strides, offset)
     layout = _layouts.get(key)
     if layout is None:
@@ -119,7 +129,7 @@ def intern_layout(
 
 
 def slice_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
-    """Return the cache key of an index or slice of a view, None unless it consists of plain ints and slices of ints."""
+    """Return the cache key of `view[keys]` for `find_sliced`; None unless `keys` are plain ints and slices of ints."""
     key_items: list[Any] = [layout]
     for dim_key in keys if type(keys) is tuple else (keys,):
         key_type = type(dim_key)
@@ -142,12 +152,12 @@ def slice_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
 
 
 def find_sliced(key: tuple[Any, ...]) -> Layout | None:
-    """Return the layout that was stored for a slice, None if there is none."""
+    """Return the layout that `store_sliced` stored under a key, None if there is none."""
     return _sliced_layouts.get(key)
 
 
 def store_sliced(key: tuple[Any, ...], layout: Layout) -> None:
-    """Store the layout of a slice under its key."""
+    """Store the layout of a slice under its key; a full table of 16,384 entries is emptied before."""
     if len(_sliced_layouts) >= _MOST:
         _sliced_layouts.clear()
     _sliced_layouts[key] = layout

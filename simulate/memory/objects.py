@@ -11,9 +11,10 @@ _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class ValueReads:
-    """Counter of reads of tensor elements by Python; a kernel that reads any may depend on data.
+    """Counter of reads of tensor elements by a kernel's Python; a kernel that reads any may depend on data.
 
-    The simulator reads elements through `uncounted_array` and `uncounted_float32`, which do not count.
+    Such a launch cannot be replayed. The simulator reads elements through `uncounted_array` and `uncounted_float32`,
+    which do not count.
     """
 
     count = 0
@@ -25,12 +26,13 @@ VALUE_READS = ValueReads()
 class NKIObject:
     """Base of the objects that a kernel may carry: tensors, instructions, and the user's own parameter classes.
 
-    A class without an `__init__` gets the constructor that the language guide describes, with or without `@dataclass`:
-    its annotated fields in order, by position or keyword, with the defaults of the class, else None; then
-    `__post_init__`. A plain attribute of the class (`rows = 4`) is a field too, after the annotated fields.
+    A class without an `__init__` gets the constructor that the language guide describes, with or without `@dataclass`.
+    It takes the annotated fields in order, by position or keyword, and then calls `__post_init__`. A missing argument
+    gets the default of the class, else None. A plain attribute of the class (`rows = 4`) is a field too, after the
+    annotated ones.
 
     Raises:
-        InvalidArgument: The constructor gets more arguments than there are fields.
+        InvalidArgument: The constructor gets more positional arguments than there are fields.
     """
 
     def __init_subclass__(cls) -> None:
@@ -61,10 +63,13 @@ class NKIObject:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Complete an object whose fields are set; does nothing unless a class defines it."""
+        """Complete an object after its fields are set; does nothing unless a subclass overrides it."""
 
 
 def _is_field(name: str, value: object) -> bool:
-    """Return whether a class attribute is the default of a field: no method, property, private or mutable one."""
+    """Return whether a class attribute counts as the default of a field.
+
+    A method, a property, a name that begins with an underscore, and a list, dict or set do not count.
+    """
     shared = isinstance(value, (list, dict, set))  # a dataclass refuses these as defaults
     return not (name.startswith("_") or callable(value) or hasattr(value, "__get__") or shared)

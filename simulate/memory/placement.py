@@ -1,10 +1,12 @@
-"""Placement of a launch's tiles in SBUF and PSUM, and whether the tiles fit.
+"""Placement of a launch's tiles in SBUF or PSUM: byte offsets, high-water mark, and whether the tiles fit.
 
-The compiler gives a tile its bytes from its first to its last use. Here tiles are placed first fit in the order of
-their first use, over the same live ranges; tiles with an `address=` keep their address. Partitions come in quadrants of
-32: a tile on 64 or fewer partitions starts at 0 or 64, a tile on 32 or fewer at 0, 32, 64 or 96. Other tiles may have
-the same bytes on other partitions. The high-water mark is the highest byte in use. First fit is not
-optimal: the compiler may still pack tiles that do not fit here, unless their live bytes alone exceed the memory.
+The compiler gives a tile its bytes from its first to its last use, its live range. Here tiles are placed first fit in
+the order of their first use, over the same live ranges; tiles with an `address=` keep their address.
+
+Partitions come in quadrants of 32. A tile on 64 or fewer partitions starts at partition 0 or 64, a tile on 32 or fewer
+at 0, 32, 64 or 96. Another tile may have the same byte offsets on other quadrants. The high-water mark is the end of
+the highest byte in use. First fit is not optimal: the compiler may still pack tiles that do not fit here, unless their
+live bytes alone exceed the memory.
 """
 
 from __future__ import annotations
@@ -24,10 +26,17 @@ _Taken = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """On-chip allocation; `bytes` per partition, uses as event numbers.
+    """On-chip allocation, as placement sees it.
 
-    Tiles of one `source`, a line of the kernel that ran several times, have the same size and change it together.
-    `first_partition` counts for a tile with an address.
+    Attributes:
+        serial: Number of the allocation within the launch.
+        bytes: Bytes per partition.
+        first_use: Number of the event that first uses it.
+        last_use: Number of the event that last uses it.
+        address: Byte offset in a partition that the kernel demands; None if the tile may be placed freely.
+        source: Line of the kernel that allocates. Tiles of one source have equal sizes, which change together.
+        partitions: Number of partitions.
+        first_partition: First partition of a tile with an address; ignored for all others.
     """
 
     serial: int
@@ -42,9 +51,16 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Byte offset and first partition of every tile, the high-water mark, and the largest number of bytes live at once.
+    """Result of `place_tiles`.
 
-    `peak` are the tiles that were live when most bytes were live first, in the order of their first use.
+    Attributes:
+        offsets: Byte offset of each tile in its partitions, by serial.
+        first_partitions: First partition of each tile, by serial.
+        high_water_bytes: End of the highest byte in use, per partition.
+        live_bytes: Largest lower bound (`bound_bytes`) of the bytes per partition that are live at one time.
+        peak: Tiles that are live when `live_bytes` is first reached, in the order of their first use.
+        tiles: All tiles, in the order of their first use.
+        bank_bytes: Bytes of a PSUM bank, None for SBUF.
     """
 
     offsets: dict[int, int]
@@ -65,10 +81,10 @@ _STARTS = ((), (0, 32, 64, 96), (0, 64), (0,), (0,))
 
 
 def place_tiles(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
-    """Place tiles first fit.
+    """Return the placement of tiles by first fit, in the order of their first use, without regard to the memory's size.
 
     Args:
-        tiles: The tiles.
+        tiles: The tiles of one memory of one core.
         bank_bytes: Bytes of a PSUM bank; a tile that fits into a bank never straddles two. None for SBUF.
     """
     ordered = sorted(tiles, key=lambda tile: (tile.first_use, tile.serial))
@@ -118,7 +134,7 @@ def _occupied(tile: Tile, start: int, first_partition: int) -> _Taken:
 
 
 def _in_quadrants(taken: list[_Taken], quadrants: int) -> list[_Taken]:
-    """Return the entries that have bytes in any of the quadrants."""
+    """Return the entries of `taken` that have bytes in any quadrant of the bit mask `quadrants`."""
     if quadrants == _ALL:
         return taken
     return [entry for entry in taken if entry[3] & quadrants]
@@ -134,19 +150,19 @@ def _quadrants(partitions: int) -> int:
 
 
 def quadrant_choices(partitions: int) -> list[range]:
-    """Return the quadrants that a tile on `partitions` partitions may take, a range for each possible start."""
+    """Return the quadrants that a tile of so many partitions may take, one range for each possible first partition."""
     count = _quadrants(partitions)
     return [range(start // _QUADRANT, start // _QUADRANT + count) for start in _STARTS[count]]
 
 
 def bound_bytes(tiles: Iterable[tuple[int, int]]) -> int:
-    """Return a lower bound of the bytes of a partition that tiles take together, however they are packed.
+    """Return a lower bound of the bytes per partition that tiles need if all are live, however they are packed.
 
-    Tiles on more than 64 partitions take separate bytes, those on 64 or fewer share two halves, those on 32 or fewer
-    four quadrants; and all of them fill their share of the memory.
+    Tiles on more than 64 partitions need separate bytes. Tiles on 33 to 64 partitions can share bytes between two
+    halves of the partitions, those on 32 or fewer between four quadrants.
 
     Args:
-        tiles: Bytes and partitions of each tile.
+        tiles: (bytes per partition, number of partitions) of each tile.
     """
     by_quadrants: list[list[int]] = [[] for _ in range(QUADRANTS + 1)]
     for size, partitions in tiles:
@@ -164,7 +180,7 @@ def bound_bytes(tiles: Iterable[tuple[int, int]]) -> int:
 
 
 def _bound_largest_bin(sizes: list[int], bins: int) -> int:
-    """Return a lower bound of the largest sum if sizes are distributed over bins.
+    """Return a lower bound of the fullest bin's sum if sizes are distributed over `bins` bins.
 
     Of n * bins + 1 sizes, n + 1 are in the same bin.
     """
@@ -176,14 +192,14 @@ def _bound_largest_bin(sizes: list[int], bins: int) -> int:
 
 
 def find_siblings(tiles: Iterable[Tile], reference: Tile) -> set[int]:
-    """Return the serials of the tiles that change their size together with a tile."""
+    """Return the serials of all tiles that the reference tile's line of the kernel allocated, its own included."""
     if reference.source is None:
         return {reference.serial}
     return {tile.serial for tile in tiles if tile.source == reference.source}
 
 
 def choose_blamed(placement: Placement) -> Tile:
-    """Return a tile of the source that has most of the bytes at the peak; of equal sources the last."""
+    """Return a tile of the line that has most of the bytes at the placement's peak; of equal lines the last."""
     taken: dict[Hashable, int] = {}
     for tile in placement.peak:
         source = tile.serial if tile.source is None else tile.source
@@ -194,14 +210,14 @@ def choose_blamed(placement: Placement) -> Tile:
 
 
 def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
-    """Return the largest number of bytes that each chosen tile may have so that live bytes stay within the limit.
+    """Return the largest bytes per partition that each chosen tile may have so that live bytes stay within the limit.
 
-    Exact for tiles on more than 64 partitions; smaller tiles may need more than their share. Negative if the remaining
-    tiles alone exceed the limit while a chosen tile is live.
+    Exact for tiles on more than 64 partitions; smaller tiles may need more than their share. The result is negative if
+    the remaining tiles alone exceed the limit while a chosen tile is live.
 
     Args:
         tiles: All tiles.
-        chosen: Serials of the tiles that change their size.
+        chosen: Serials of the tiles that change their size, all to the same number of bytes.
         limit: Usable bytes of a partition.
     """
     most = limit
@@ -223,23 +239,26 @@ def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -
 
 
 def _stacked_quadrants(partitions: int) -> int:
-    """Return the quarters of the first three quadrants' height that a tile takes at least; tiles on a half share it."""
+    """Return the weight of a tile in `largest_size`, in quarters of its bytes: no two of its kind can share more bytes.
+
+    It is 4 for more than 64 partitions, 2 for 33 to 64, of which two tiles share bytes, and 0 for 32 or fewer.
+    """
     return (0, 0, 2, 4, 4)[_quadrants(partitions)]
 
 
 def find_largest_fit(
     tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank_bytes: int | None
 ) -> int:
-    """Return the largest bytes of each chosen tile with which first fit places all tiles within the limit, 0 if none.
+    """Return the largest bytes per partition of each chosen tile with which first fit stays within the limit, else 0.
 
-    A multiple of the alignment. First fit is not monotone, so a larger size may fit as well if the live bytes alone
-    allow it.
+    The result is a multiple of 4 bytes. First fit is not monotone, so a larger size may fit as well if the live bytes
+    alone allow it.
 
     Args:
         tiles: All tiles.
-        chosen: Serials of the tiles that change their size.
+        chosen: Serials of the tiles that change their size, all to the same number of bytes.
         limit: Usable bytes of a partition.
-        bank_bytes: As for `place_tiles`.
+        bank_bytes: Bytes of a PSUM bank, None for SBUF; as for `place_tiles`.
     """
     tiles = tuple(tiles)
 
@@ -279,7 +298,10 @@ _MOST_LISTED = 4
 
 
 def _listed(tiles: Iterable[Tile], label: Callable[[int], str]) -> list[str]:
-    """Return texts of tiles with their bytes, equal tiles of one label together."""
+    """Return texts such as "3 times scores 512 bytes each" for tiles; tiles of equal label and size are one text.
+
+    At most four texts are returned.
+    """
     counts = Counter((label(tile.serial), tile.bytes) for tile in tiles)
     return [
         f"{f'{count} times ' if count > 1 else ''}{name} {size} bytes{' each' if count > 1 else ''}"
@@ -303,8 +325,8 @@ def live_tiles_fit(
         buffer: SBUF or PSUM.
         limit: Usable bytes of a partition.
         chip: Name of the chip.
-        label: Returns the text that names a tile, by its serial.
-        size: Returns a number of bytes of a tile as text, by its serial.
+        label: Function from a tile's serial to the text that names it.
+        size: Function from a tile's serial and a number of bytes to the text of that size.
     """
     if placement.live_bytes <= limit:
         return

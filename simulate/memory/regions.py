@@ -1,4 +1,4 @@
-"""Memories of a tensor."""
+"""`MemoryRegion`: the memories in which a tensor may be, `nl.sbuf`, `nl.psum`, `nl.private_hbm` and `nl.shared_hbm`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from enum import Enum
 
 
 class MemoryRegion(Enum):
-    """Memory: HBM private to a core or shared by the cores of a rank; SBUF and PSUM, on the chip, of a core.
+    """Memory of a tensor; `on_chip` is True for SBUF and PSUM.
 
-    `register` is not an NKI name: it contains the cells of an engine's registers.
+    `private_hbm` is HBM of one core, `shared_hbm` HBM that all cores of a rank share. `register` is no name of NKI: it
+    contains the cells of an engine's registers.
     """
 
     sbuf = "sbuf"

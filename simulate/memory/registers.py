@@ -17,10 +17,10 @@ _INT32 = as_dtype("int32")
 
 
 class VirtualRegister(NKIObject):
-    """32-bit signed register; the register of a 64-bit scalar has 64 bits.
+    """Signed integer register of 32 bits, or of 64 bits for a 64-bit scalar.
 
     It is a (1, 1) int32 or int64 cell in a memory of its own, so instructions read and write it like any operand and
-    the stream knows what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
+    the stream records what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
     """
 
     __slots__ = ("cell", "frozen")
@@ -32,7 +32,11 @@ class VirtualRegister(NKIObject):
 
     @property
     def value(self) -> int:
-        """Present integer in the register; counts as a read by Python."""
+        """Integer in the register now. Reading it counts as a read by Python (`ValueReads`).
+
+        Raises:
+            RuleViolation: The register was allocated without a value and never set.
+        """
         VALUE_READS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")
@@ -56,17 +60,20 @@ class VirtualRegister(NKIObject):
 
 
 def allocate_cell(dtype: DType | None = None, has_bytes: bool = True) -> Storage:
-    """Return the cell of a fresh register.
+    """Return the storage of a fresh register, a (1, 1) cell without a defined value.
 
     Args:
-        dtype: The dtype; None for int32.
-        has_bytes: Whether it has bytes; it has none in a dry launch.
+        dtype: int32 or int64; None for int32.
+        has_bytes: Whether the cell has bytes; False in a dry launch, which computes no values.
     """
     array = None if has_bytes else np.empty(0, np.uint8)
     return Storage((1, 1), dtype or _INT32, MemoryRegion.register, "register", array=array, fresh=True)
 
 
-@rule("NKW-REGISTER-UNSET")
+@rule(
+    "NKW-REGISTER-UNSET",
+    hint="nisa.register_alloc(0), or nisa.register_move or register_load before the read",
+)
 def register_was_set() -> None:
     """A register is read only after it was given a value."""
 

@@ -1,7 +1,8 @@
-"""Allocation: its bytes, their validity, and its name for reports.
+"""`Storage`: an allocation with its bytes, their validity, and its name for reports. Tensors are views of storages.
 
-Each tensor has bytes of its own for any `address=`, as in the official simulator. The addresses of tensors and their
-overlaps are computed from the stream (`simulate.memory.placement`).
+Each allocation has bytes of its own, also if `address=` places two of them on the same bytes of the chip, as in the
+official simulator. Where allocations overlap on the chip is computed afterwards from the stream
+(`simulate.memory.placement`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from simulate.numerics import DType
 
 
 class Storage:
-    """Allocation of `shape` elements of `dtype` in `buffer`; on chip, dim 0 runs over the partitions."""
+    """Allocation of `shape` elements of `dtype` in `buffer`; on chip, dim 0 runs over the partitions.
+
+    Attributes:
+        uncounted_array: Bytes as a flat uint8 array, empty in a dry launch; reading it is no read by Python.
+        uncounted_host: The caller's array, for a kernel argument; else None.
+        validity: Which bytes are defined.
+        float_views: float32 copies of views of narrow dtypes, by layout, until the next write.
+        free_size: Elements per partition, or of a row of dim 0 in HBM.
+        nbytes: Bytes in the host, which exceed those on the chip where values are kept as float32.
+        serial: Number of the allocation within the launch, -1 before it is recorded.
+    """
 
     __slots__ = (
         "address",
@@ -56,10 +67,11 @@ class Storage:
             dtype: Its dtype.
             buffer: Its memory.
             name: Its name for reports.
-            array: Bytes of a kernel argument; or, with `fresh`, bytes to use in a dry run.
-            address: (partition, byte), None if the compiler places it.
+            array: Bytes of a kernel argument, whose memory is shared; with `fresh`, the bytes to use in place of new
+                ones, such as none at all in a dry launch. None allocates new bytes.
+            address: (partition, byte) at which the kernel places it; None if the compiler places it.
             line: Kernel line of the allocation, None for an argument.
-            fresh: Whether the bytes are undefined.
+            fresh: Whether the bytes count as undefined although `array` is passed.
         """
         form = self.form = intern_form(shape, dtype, buffer)
         size = form.size
@@ -83,18 +95,21 @@ class Storage:
 
     @property
     def array(self) -> np.ndarray:
-        """Bytes of the allocation, uint8; a read counts as a read by Python, as for `NkiTensor.array`."""
+        """Bytes of the allocation, flat uint8; reading the property counts as a read by Python (`ValueReads`)."""
         VALUE_READS.count += 1
         return self.uncounted_array
 
     @property
     def host(self) -> np.ndarray | None:
-        """The caller's array that this allocation represents, else None; counts as a read by Python."""
+        """Caller's array that this allocation represents, None if it is no argument; counts as a read by Python."""
         VALUE_READS.count += 1
         return self.uncounted_host
 
     def fill_fresh(self) -> None:
-        """Fill an allocation as the vendor's simulator does: NaN for floats, 4 for integers."""
+        """Fill all bytes with what the vendor's simulator leaves in a fresh tensor: NaN for floats, 4 for other dtypes.
+
+        The validity does not change: the bytes stay undefined.
+        """
         is_float = self.dtype.is_float and not self.dtype.is_packed
         self.uncounted_array.view(self.dtype.storage)[...] = np.nan if is_float else 4
 

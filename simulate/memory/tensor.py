@@ -1,4 +1,4 @@
-"""`NkiTensor`: storage seen through a shape, element strides and an element offset, and its views.
+"""`NkiTensor`: a storage seen through a shape, element strides and an element offset, and its views.
 
 A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one. The
 stride of the partition dim is reported in elements like any stride: for a fresh tile it is the free size.
@@ -40,11 +40,17 @@ from simulate.numerics import DType, as_dtype
 class Dynamic:
     """Run-time component of a view's address.
 
-    `index` is a (P, 1) SBUF tile with a row index for each partition (`per_partition`) or a (1, 1) tile with one index
-    for the whole access. Each unit moves the view by `step` elements; valid indices are below `extent`.
+    Without a `group`, index i moves the view by i * step elements; valid indices are 0 to extent - 1. With a `group`,
+    the index tile contains free-dim offsets instead, a list for each group of `group` partitions. Offset i of the list
+    is in row i % group of the group's rows, column i // group.
 
-    With a `group`, `index` contains free-dim offsets instead: a list for each group of `group` partitions, which all of
-    the group's partitions use, stored partition first.
+    Attributes:
+        index: SBUF tile with the indices: (P, 1), a row index for each partition, or (1, 1), one index for the whole
+            access.
+        step: Elements by which an index of 1 moves the view.
+        extent: Number of valid indices.
+        per_partition: Whether each partition has an index of its own.
+        group: Partitions that share a list of offsets, as in a view by `.indirect`; 0 for all other views.
     """
 
     index: NkiTensor
@@ -64,12 +70,12 @@ class NkiTensor(TensorBytes):
     """Function that issues the copy of `tensor[key] = …`; `simulate.nki.assignment` sets it."""
 
     def __dir__(self) -> list[str]:
-        """Return the names that a tensor has on a chip too, without those of the simulator only."""
+        """Return the names of the attributes that a tensor has on a chip too, without those of the simulator only."""
         return list(_DOCUMENTED)
 
     @property
     def base_tensor(self) -> NkiTensor:
-        """Tensor as it was allocated, for a view; public MX kernels use it."""
+        """Tensor over the whole storage, with the shape and dtype of its allocation; public MX kernels use it."""
         storage = self.storage
         return NkiTensor.from_storage(storage.shape, storage.dtype, storage)
 
@@ -79,7 +85,7 @@ class NkiTensor(TensorBytes):
         return self
 
     def or_outside(self) -> NkiTensor:
-        """Return this view, or the same as an `OutsideTensor` if it reaches outside its storage."""
+        """Return this view itself, or an equal `OutsideTensor` if the view reaches outside its storage."""
         try:
             self.check_bounds()
         except OutOfBounds:
@@ -166,7 +172,7 @@ class NkiTensor(TensorBytes):
         NkiTensor.assign(self, key, value)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
-        """Return elements start, start+step, … below `end` of a dim; 0 <= start <= end <= size.
+        """Return a view of the elements start, start + step, … below `end` of dim `dim`; 0 <= start <= end <= size.
 
         Raises:
             OutOfBounds: The dim does not exist, or the slice leaves it.
@@ -177,10 +183,16 @@ class NkiTensor(TensorBytes):
         return self[tuple(keys)]
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
-        """Return one element of a dim, which is dropped; a (1, 1) tile as `index` is read at run time.
+        """Return a view of the elements at one index of a dim, which is dropped.
+
+        The dim stays with size 1 if too few dims would remain: two on chip, one in HBM.
+
+        Args:
+            dim: Number of the dim.
+            index: A Python int; or a register, a scalar or a (1, 1) tile, whose value is read at run time.
 
         Raises:
-            OutOfBounds: The dim does not exist, or the index leaves it.
+            OutOfBounds: The dim does not exist, or a Python index leaves it.
             RuleViolation: A run-time index of the partition dim on chip, or a second run-time index.
         """
         dim = self._dim(dim)
@@ -196,7 +208,9 @@ class NkiTensor(TensorBytes):
         return self._with_layout(shape, strides, offset)
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        """Return the rows of an HBM tensor whose indices are in a (P, 1) tile: dim 0 becomes P.
+        """Return a view of the rows of an HBM tensor whose indices along dim 0 are in a (P, 1) tile; dim 0 becomes P.
+
+        The indices are read at run time, by the instruction that uses the view.
 
         Raises:
             RuleViolation: The dim is not 0, the tensor is on chip, or it has a run-time index already.
@@ -210,7 +224,7 @@ class NkiTensor(TensorBytes):
         return self._view(shape, self.dtype, (0, *self.strides[1:]), self.offset, dynamic)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
-        """Return the dims in another order; on chip the partition dim stays first.
+        """Return a view with the dims in another order, as numpy.transpose; on chip the partition dim stays first.
 
         Raises:
             RuleViolation: `dims` is no permutation, or moves the partition dim.
@@ -225,10 +239,11 @@ class NkiTensor(TensorBytes):
         )
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
-        """Return a dim of size 1 repeated `size` times (stride 0); not the partition dim on chip.
+        """Return a view in which dim `dim`, of size 1, is repeated `size` times (stride 0).
 
         Raises:
-            RuleViolation: The dim has another size, or is the partition dim on chip.
+            OutOfBounds: The dim does not exist.
+            RuleViolation: The dim has another size than 1, or is the partition dim on chip.
         """
         dim = self._dim(dim)
         if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip):
@@ -244,10 +259,10 @@ class NkiTensor(TensorBytes):
         )
 
     def expand_dim(self, dim: int) -> NkiTensor:
-        """Insert a dim of size 1 before `dim`; not before the partition dim on chip.
+        """Return a view with a new dim of size 1 before dim `dim`, or at the end if `dim` is the number of dims.
 
         Raises:
-            RuleViolation: The dim is out of range.
+            RuleViolation: The dim is out of range, or 0 on chip, where the partition dim stays first.
         """
         if not (1 if self.buffer.on_chip else 0) <= dim <= self.ndim:
             raise RuleViolation(partition_dim_stays_first, f"expand_dim({dim}) of {self.describe()}")
@@ -259,10 +274,11 @@ class NkiTensor(TensorBytes):
         )
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
-        """Drop a dim of size 1; not the partition dim on chip.
+        """Return a view without dim `dim`, which has size 1.
 
         Raises:
-            RuleViolation: The dim has another size, or too few dims would remain.
+            OutOfBounds: The dim does not exist.
+            RuleViolation: The dim has another size or is the partition dim on chip, or too few dims would remain.
         """
         dim = self._dim(dim)
         if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip) or self.ndim == self._least_rank:
@@ -271,10 +287,11 @@ class NkiTensor(TensorBytes):
         return self._with_layout(shape, strides, self.offset)
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
-        """Split one dim into several; one size may be -1.
+        """Return a view in which dim `dim` is split into the sizes of `shape`; one size may be -1.
 
         Raises:
-            RuleViolation: The number of elements or of partitions changes.
+            OutOfBounds: The dim does not exist.
+            RuleViolation: The number of elements changes, or on chip the number of partitions.
         """
         dim = self._dim(dim)
         sizes = views.resolve_sizes(tuple(shape), self.shape[dim])
@@ -290,10 +307,12 @@ class NkiTensor(TensorBytes):
         )
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        """Join dims start_dim … end_dim (inclusive), which must be contiguous with each other.
+        """Return a view in which dims start_dim to end_dim (inclusive) are joined into one.
 
         Raises:
-            RuleViolation: The dims are not contiguous, or include the partition dim on chip.
+            OutOfBounds: A dim does not exist.
+            RuleViolation: Strides cannot join the dims, which are not contiguous, or they include the partition dim on
+                chip.
         """
         first, last = self._dim(start_dim), self._dim(end_dim)
         sizes, strides = self.shape[first : last + 1], self.strides[first : last + 1]
@@ -310,7 +329,7 @@ class NkiTensor(TensorBytes):
         )
 
     def reshape(self, shape: Sequence[int]) -> NkiTensor:
-        """Return the same elements in another shape, if strides can express it; on chip shape[0] is fixed.
+        """Return a view of the same elements in another shape, of which one size may be -1; on chip shape[0] is fixed.
 
         Raises:
             RuleViolation: The number of elements or of partitions changes, or strides cannot express the shape.
@@ -340,10 +359,15 @@ class NkiTensor(TensorBytes):
         dst_pattern: tuple[Any, ...],
         fixed_sizes: dict[str, int] | None = None,
     ) -> NkiTensor:
-        """Split, permute and join dims by name; a nested tuple of names is one dim made of several.
+        """Return a view whose dims are split, permuted and joined by name, as einops.rearrange does.
+
+        Args:
+            src_pattern: A name for each dim of the tensor, or a nested tuple of names into which the dim is split.
+            dst_pattern: The same names in the new order; a nested tuple of names becomes one dim.
+            fixed_sizes: Sizes of names; in each nested tuple of `src_pattern` one name may be missing.
 
         Raises:
-            RuleViolation: The patterns do not fit the shape or each other.
+            RuleViolation: The patterns do not fit the shape or each other, or strides cannot express the result.
         """
         sizes = views.named_sizes(src_pattern, self.shape, fixed_sizes or {})
         names = [n for group in src_pattern for n in ((group,) if isinstance(group, str) else group)]
@@ -364,10 +388,11 @@ class NkiTensor(TensorBytes):
         return moved
 
     def view(self, dtype: Any) -> NkiTensor:
-        """Return the same bytes as elements of another dtype; the last dim is scaled by the ratio of the sizes.
+        """Return a view of the same bytes as elements of another dtype; the last dim scales by the ratio of the sizes.
 
         Raises:
-            RuleViolation: The last dim is not contiguous, or its bytes or the offset do not divide by the new size.
+            RuleViolation: The last dim is not contiguous, or its bytes, a stride or the offset do not divide by the new
+                size.
         """
         target = as_dtype(dtype)
         old, new = self.dtype.storage.itemsize, target.storage.itemsize
@@ -390,10 +415,11 @@ class NkiTensor(TensorBytes):
     reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Return elements at free-dim offsets that are read from an index tile (gen4): (P, num_elem).
+        """Return a (P, num_elem) view of the elements at free-dim offsets that an index tile has at run time (gen4).
 
         Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within each
-        group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
+        group of G partitions, all of which use it; G is 16, on the Tensor engine 32. num_elem is index.size by default.
+        The view cannot be sliced or reshaped.
 
         Raises:
             RuleViolation: The tensor, the index or the count breaks a rule of tensor indirection.
@@ -416,8 +442,16 @@ class NkiTensor(TensorBytes):
         The guide measures `offset` from the start of the storage; the API stub says that None inherits the view's
         offset and an integer is added to it. Both agree on a fresh tensor, and the stub is followed here.
 
-        The instruction that uses a pattern which reaches outside the storage refuses it: kernels make the pattern of a
-        last, partial tile before they find that there is nothing to do.
+        A pattern may reach outside the storage: the instruction that uses it then raises OutOfBounds. Kernels make the
+        pattern of a last, partial tile before they find that there is nothing to do.
+
+        Args:
+            pattern: [step, num] pairs in elements, the outermost dim first; on chip the first steps over partitions.
+            offset: Elements added to the offset of this view.
+            scalar_offset: Register or (1, 1) tile with one index along `indirect_dim`, read at run time.
+            vector_offset: (P, 1) tile with a row index for each row of the pattern, read at run time; HBM tensors only.
+            indirect_dim: Dim of this view whose stride scales the run-time index.
+            dtype: Dtype of the elements that pattern and offset count; None for this tensor's.
 
         Raises:
             RuleViolation: The pattern or the run-time offsets break a rule of access patterns.
@@ -449,7 +483,10 @@ class NkiTensor(TensorBytes):
         return self._view(shape, base.dtype, strides, start, dynamic).or_outside()
 
     def _retyped(self, dtype: DType) -> NkiTensor:
-        """Return the storage as elements of `dtype`, for any position of this view's last dim."""
+        """Return the storage from this view's offset on as elements of `dtype`: row-major, this view's last dim scaled.
+
+        Raises RuleViolation if the offset or the storage is no whole number of such elements.
+        """
         old, new = self.dtype.storage.itemsize, dtype.storage.itemsize
         offset = self.offset * old
         if offset % new or self.storage.nbytes % new:
@@ -532,7 +569,7 @@ _DOCUMENTED = (
 
 
 def _get_cell(index: Any) -> Any:
-    """Return the tensor of a run-time index: the cell of a register or a scalar, a tensor unchanged."""
+    """Return the tensor that has a run-time index: the (1, 1) cell of a register or scalar, a tensor unchanged."""
     return getattr(index, "cell", index)
 
 
@@ -546,11 +583,11 @@ class OutsideTensor(NkiTensor):
 
     @property
     def uncounted_array(self) -> np.ndarray:
-        """Array of the elements, which do not exist: raises OutOfBounds."""
+        """Array of the elements, which do not exist: reading it raises OutOfBounds."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")
 
     def byte_view(self) -> ByteView:
-        """Raise OutOfBounds: such a view has no bytes."""
+        """Raise OutOfBounds, because such a view has no bytes."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

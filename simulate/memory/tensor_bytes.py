@@ -1,4 +1,7 @@
-"""Base class of `NkiTensor`: a layout over a storage, its bytes, and the Python operators that it refuses."""
+"""Base class of `NkiTensor`: a layout over a storage, access to its bytes, and the Python operators that it refuses.
+
+"Read by Python" means that a kernel looks at elements; it is counted, because such a launch may depend on data.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ class TensorBytes(NKIObject):
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> None:
-        """Take a tensor over a whole storage; kernels allocate with nl.ndarray instead.
+        """Create a tensor over a whole storage, or a placeholder; kernels allocate with nl.ndarray instead.
 
         Args:
             shape: Shape of the tensor.
@@ -54,7 +57,7 @@ class TensorBytes(NKIObject):
             storage: Its storage; None makes a placeholder for a signature, without bytes.
             buffer: Memory of a placeholder.
             name: Name of the tensor, by default that of the storage.
-            address: Address of a placeholder.
+            address: (partition, byte) of a placeholder, None if it has none.
         """
         if storage is None:
             element_type = as_dtype(dtype)
@@ -74,14 +77,14 @@ class TensorBytes(NKIObject):
         offset: int = 0,
         dynamic: Any = None,
     ) -> _Tensor:
-        """Return a view of a storage by its strides and offset in elements; row-major from the start unless given."""
+        """Return a view of a storage by its strides and offset in elements; the default strides are row-major."""
         tensor = cls.__new__(cls)
         tensor._set_view(shape, dtype, storage, strides, offset, dynamic)
         return tensor
 
     @classmethod
     def from_layout(cls: type[_Tensor], layout: Layout, storage: Storage, dynamic: Any = None) -> _Tensor:
-        """Return a view of a storage by its layout, which is a layout over the storage's form."""
+        """Return a view of a storage by a layout, which must be one over the storage's form."""
         tensor = cls.__new__(cls)
         tensor._set_layout(layout, storage, dynamic)
         return tensor
@@ -112,7 +115,7 @@ class TensorBytes(NKIObject):
 
     @property
     def covers_storage(self) -> bool:
-        """Whether the view covers every byte of its storage, each once."""
+        """Whether the view covers every byte of its storage, each once; False for a run-time address."""
         return self.dynamic is None and self.layout.byte_view[0]
 
     # -- facts --------------------------------------------------------------------------------------------------
@@ -134,11 +137,14 @@ class TensorBytes(NKIObject):
 
     @property
     def free_size(self) -> int:
-        """Number of elements of a partition."""
+        """Number of elements per partition; of an HBM tensor, per index of dim 0."""
         return views.count(self.shape[1:])
 
     def is_contiguous(self) -> bool:
-        """Return whether the elements are contiguous; the partition stride on chip and dims of size 1 do not count."""
+        """Return whether the elements are contiguous in row-major order, on chip within each partition.
+
+        Dims of size 1 do not count.
+        """
         first = 1 if self.buffer.on_chip else 0
         return views.is_row_major(self.shape[first:], self.strides[first:])
 
@@ -147,11 +153,14 @@ class TensorBytes(NKIObject):
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:
-        """Return the access pattern as [stride, count] pairs in elements, outermost first."""
+        """Return the access pattern as [stride, count] pairs in elements, one for each dim, outermost first."""
         return [[stride, extent] for stride, extent in zip(self.strides, self.shape)]
 
     def check_bounds(self) -> None:
-        """Raise OutOfBounds for a view that reaches outside its storage; run-time addresses are checked at run time."""
+        """Raise OutOfBounds if the view has no elements or reaches outside its storage.
+
+        Does nothing for an address that is read at run time, which is checked when an instruction uses it.
+        """
         if self.dynamic is not None:
             return
         low = high = self.offset
@@ -171,25 +180,25 @@ class TensorBytes(NKIObject):
             )
 
     def summary(self) -> str:
-        """Return explicit name, shape, dtype and memory as text; needs no source."""
+        """Return the explicit name, shape, dtype and memory as text; unlike `describe` it reads no source file."""
         return _format_summary(self.name, self)
 
     def describe(self) -> str:
-        """Return the text for errors and reports: variable or name, shape, dtype, memory, line of the allocation."""
+        """Return the text for errors and reports: name or variable, shape, dtype, memory, line of the allocation."""
         line = self.storage.line
         line_text = f" (allocated at {location(line).file_line})" if line is not None else ""
         return _format_summary(self.label, self) + line_text
 
     @property
     def label(self) -> str:
-        """Explicit name, else the variable that the line assigns; empty for a nameless tensor."""
+        """Explicit name, else the variable that the allocating line assigns; empty if there is neither."""
         return self.name or find_assigned_or_empty(self.storage.line)
 
     # -- its bytes ----------------------------------------------------------------------------------------------
 
     @property
     def array(self) -> np.ndarray:
-        """Elements in the dtype's storage type, as a NumPy view of the simulated memory; counts as a read by Python.
+        """Elements as a NumPy view of the simulated memory, in the dtype's storage type; counts as a read by Python.
 
         Raises Unsupported in a dry launch, whose memory has no bytes.
         """
@@ -198,7 +207,10 @@ class TensorBytes(NKIObject):
 
     @property
     def uncounted_array(self) -> np.ndarray:
-        """Elements as in `array`, for the simulator itself: a launch may read them and still be replayed."""
+        """Elements as a NumPy view of the simulated memory, for the simulator itself: not counted as a read by Python.
+
+        Raises Unsupported in a dry launch, whose memory has no bytes.
+        """
         array = self._array
         if array is None:
             if not self.storage.uncounted_array.size:  # NumPy accepts a view of any size over no bytes
@@ -211,19 +223,19 @@ class TensorBytes(NKIObject):
         return array
 
     def forget_array(self) -> None:
-        """Drop the cached array, because the storage has got new bytes."""
+        """Drop the cached NumPy view, because the storage has got new bytes."""
         self._array = None
 
     def float32(self) -> np.ndarray:
-        """Return the elements as a read-only float32 array; counts as a read by Python."""
+        """Return the elements converted to a float32 array, which must not be written; counts as a read by Python."""
         VALUE_READS.count += 1
         return self.uncounted_float32()
 
     def uncounted_float32(self) -> np.ndarray:
-        """Return the elements as in `float32`, for the simulator itself.
+        """Return the elements converted to a float32 array, which must not be written; not counted as a read by Python.
 
-        Conversions of narrow dtypes are cached until the allocation is written again: a weight tile is converted once
-        for all matmuls that read it.
+        Of a float32 tensor the array is a view of its memory. Conversions of other tiles on chip are cached until the
+        allocation is written again: a weight tile is converted once for all matmuls that read it.
         """
         if self.dtype.storage is _FLOAT32 and self.dtype is not tfloat32:
             return self.uncounted_array
@@ -236,7 +248,10 @@ class TensorBytes(NKIObject):
         return converted
 
     def byte_view(self) -> ByteView:
-        """Return this view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+        """Return this view in bytes: whether it covers all, shape, byte strides, byte offset, element size.
+
+        The first entry is False for an address that is read at run time.
+        """
         if self.dynamic is None:
             return self.layout.byte_view
         return (False, *self.layout.byte_view[1:])
@@ -272,17 +287,17 @@ class TensorBytes(NKIObject):
         )
 
     def __bool__(self) -> bool:
-        """Return True, as `if bias:` expects; refuse a tile of one element, whose element may be meant."""
+        """Return True, as `if bias:` expects; raise RuleViolation for a tile of one element, which may be meant."""
         if self.size == 1 and self.buffer.on_chip:
             self._refuse()
         return True
 
     def __array_ufunc__(self, function: np.ufunc, *_: Any, **__: Any) -> NoReturn:
-        """Refuse NumPy's element-wise functions and operators, which are Python on tensors as well."""
+        """Raise RuleViolation for NumPy's element-wise functions and operators, which are Python on tensors as well."""
         self._refuse_numpy(function)
 
     def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        """Refuse all remaining functions of NumPy, which would take the tensor for an object."""
+        """Raise RuleViolation for all other functions of NumPy, which would take the tensor for an object."""
         self._refuse_numpy(function)
 
     def _refuse_numpy(self, function: Any) -> NoReturn:

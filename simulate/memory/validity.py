@@ -1,9 +1,10 @@
 """Validity: which bytes of an allocation are defined, and how they were written.
 
-A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or POISON
-(computed from undefined bytes). Most allocations are in one state throughout, or become so box by box: then a few boxes
-record the states. A mask of one byte for each byte is made if boxes cannot record the states, and dropped when a write
-covers the allocation.
+A byte is in one of four states: EMPTY (never written), WRITTEN, ACCUMULATED (written by the Tensor engine, so that a
+later matmul may add to it), or POISON (computed from undefined bytes). WRITTEN and ACCUMULATED count as defined.
+
+Most allocations are in one state throughout, or become so box by box: then a few boxes record the states. A mask of one
+byte for each byte is made if boxes cannot record the states, and dropped when a write covers the allocation.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ _BOXES_MOST = 32  # a search through more boxes takes longer than a mask
 class Validity:
     """State of every byte of one allocation of `nbytes` bytes.
 
-    `shape` are the dims that boxes count in, the last in bytes. `uniform` is the common state of all bytes, None if
-    they differ.
+    Views are described in bytes, as `ByteView`: shape, byte strides, byte offset and element size.
+
+    Attributes:
+        shape: Dims of the allocation in which boxes count, the last in bytes.
+        uniform: Common state of all bytes, None if they differ.
+        blame: Error that a read of POISON bytes raises: that of the read that began the POISON. None without POISON.
     """
 
     __slots__ = ("_boxes", "_mask", "_outside", "blame", "nbytes", "shape", "uniform")
@@ -43,7 +48,7 @@ class Validity:
 
     @property
     def mask(self) -> np.ndarray | None:
-        """State of every byte, None if all are in one state."""
+        """State of every byte as a flat uint8 array, None if all bytes are in one state."""
         return None if self.uniform is not None else self._get_mask()
 
     def _get_mask(self) -> np.ndarray:
@@ -64,12 +69,15 @@ class Validity:
         return np.ndarray(shape, _WORD[itemsize], self._get_mask(), offset, strides)
 
     def become(self, state: int) -> None:
-        """Set the state of every byte."""
+        """Set the state of every byte of the allocation to `state`."""
         self.uniform, self._mask = state, None
         self._boxes.clear()
 
     def mark_box(self, state: int, box: Box) -> bool:
-        """Set the state of a box; return False, without a change, if only a mask can record it."""
+        """Set the state of a box and return True; return False, without a change, if only a mask can record it.
+
+        The caller then calls `mark`.
+        """
         if self.uniform is not None:
             if self.uniform == state:
                 return True
@@ -98,7 +106,7 @@ class Validity:
         return True
 
     def state_within(self, box: Box) -> int | None:
-        """Return the common state of all bytes of a box, None if it takes a mask to find it."""
+        """Return the common state of all bytes of a box; None if they may differ, which only the mask can tell."""
         if self.uniform is not None:
             return self.uniform
         if self._mask is not None:
@@ -117,11 +125,11 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Set the state of a view.
+        """Set the state of the bytes of a view.
 
         Args:
             state: The state.
-            covers_all: Whether the view covers every byte.
+            covers_all: Whether the view covers every byte of the allocation.
             shape: Shape of the view.
             strides: Strides in bytes.
             offset: Offset in bytes.
@@ -140,7 +148,7 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Set the state of elements of a view to POISON, except those that `defined` selects.
+        """Set the state of the elements of a view that `defined` does not select to POISON; other states do not change.
 
         Args:
             defined: Bool array of the view's shape.
@@ -161,7 +169,16 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Set the state of those elements of a view that `chosen` selects; arguments as for `mark_poison`."""
+        """Set the state of those elements of a view that the bool array `chosen` selects; other states do not change.
+
+        Args:
+            state: The state.
+            chosen: Bool array of the view's shape.
+            shape: Shape of the view.
+            strides: Strides in bytes.
+            offset: Offset in bytes.
+            itemsize: Bytes of an element.
+        """
         if self.uniform != state:
             np.copyto(
                 self._mask_view(shape, strides, offset, itemsize), state * _REPEAT[itemsize], where=chosen
@@ -170,7 +187,7 @@ class Validity:
     def written(
         self, covers_all: bool, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> bool:
-        """Return whether every byte of a view is defined; arguments as for `mark`."""
+        """Return whether every byte of a view is WRITTEN or ACCUMULATED; arguments are those of `mark`."""
         if self.uniform is not None:
             return bool(self.uniform & WRITTEN)
         ones = _REPEAT[itemsize]
@@ -185,7 +202,10 @@ class Validity:
     def states(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> int | np.ndarray:
-        """Return the common state of all elements of a view, or an array with the state of each."""
+        """Return the common state of all elements of a view, or a uint8 array of its shape if they differ.
+
+        An element whose bytes differ is EMPTY if one of them is, else POISON if one is, else WRITTEN.
+        """
         if self.uniform is not None:
             return self.uniform
         words = self._mask_view(shape, strides, offset, itemsize)
@@ -198,7 +218,7 @@ class Validity:
 
 
 def _absorb_neighbours(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
-    """Return a box joined with the boxes of equal state that touch it, which are removed from the list."""
+    """Return a box joined with all boxes of equal state whose union with it is a box; remove those from `boxes`."""
     index = 0
     while index < len(boxes):
         neighbour, known = boxes[index]
@@ -212,7 +232,11 @@ def _absorb_neighbours(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Bo
 
 
 def _combine_states(words: np.ndarray) -> np.ndarray:
-    """Return the state of elements whose bytes have different states: EMPTY or POISON if a byte is, else WRITTEN."""
+    """Return one state per element whose bytes differ: EMPTY if a byte is EMPTY, else POISON if one is, else WRITTEN.
+
+    Args:
+        words: The states of an element's bytes as one unsigned integer per element.
+    """
     byte_states = words[:, None].view(np.uint8)
     carried = (byte_states == POISON).any(axis=1)
     return np.where((byte_states == EMPTY).any(axis=1), EMPTY, np.where(carried, POISON, WRITTEN))

@@ -5,12 +5,15 @@ from __future__ import annotations
 from nkw.errors import RuleViolation, rule
 
 
-@rule("NKW-INDEX")
+@rule("NKW-INDEX", hint="index dims by 0 to size - 1, or by -size to -1 from the end")
 def index_within_tensor() -> None:
     """An index or slice stays inside the dim it names."""
 
 
-@rule("NKW-BOUNDS")
+@rule(
+    "NKW-BOUNDS",
+    hint="reduce counts or offset of the pattern; in a last, partial tile with min(tile, elements left)",
+)
 def view_within_storage() -> None:
     """An access pattern stays inside the tensor's storage."""
 
@@ -25,7 +28,7 @@ def no_python_on_tensors() -> None:
     """Python operators and conversions are not supported on tensors; use nki.isa instructions."""
 
 
-@rule("NKW-PARTITION-FIRST")
+@rule("NKW-PARTITION-FIRST", hint="change free dims only; move partitions with nisa.nc_transpose or a DMA")
 def partition_dim_stays_first() -> None:
     """On chip, dim 0 is the partition dim and keeps its position and size in every view."""
 
@@ -35,22 +38,25 @@ def broadcast_free_unit_dim() -> None:
     """Only a dim of size 1 can be broadcast, and on chip never the partition dim."""
 
 
-@rule("NKW-SQUEEZE")
+@rule("NKW-SQUEEZE", hint="select an index of the dim with .select(dim, index), or keep the dim")
 def squeeze_unit_dim() -> None:
     """Only a dim of size 1 can be squeezed; on chip two dims remain and the partition dim stays."""
 
 
-@rule("NKW-RESHAPE-SIZE")
+@rule("NKW-RESHAPE-SIZE", hint="give sizes of the same product, on chip the same first size; one may be -1")
 def reshape_keeps_elements() -> None:
     """A reshape keeps the number of elements."""
 
 
-@rule("NKW-RESHAPE-LAYOUT")
+@rule("NKW-RESHAPE-LAYOUT", hint="copy the view to a contiguous tile with nisa.tensor_copy or a DMA first")
 def reshape_is_a_view() -> None:
     """A reshape copies nothing, so strides must be able to express the new shape."""
 
 
-@rule("NKW-VIEW-DTYPE")
+@rule(
+    "NKW-VIEW-DTYPE",
+    hint="slice a last dim whose bytes divide by the new size, or view the whole tile and then slice",
+)
 def view_needs_contiguous_bytes() -> None:
     """A view in another dtype needs a contiguous last dim whose bytes, and the offset, divide by the new size."""
 
@@ -60,7 +66,10 @@ def ap_steps_one_partition() -> None:
     """On chip, the first pair of an access pattern steps over partitions by the storage's free size."""
 
 
-@rule("NKW-VECTOR-OFFSET")
+@rule(
+    "NKW-VECTOR-OFFSET",
+    hint="use indirect_dim=0 of an HBM tensor; on chip gather with nisa.nc_n_gather or .indirect",
+)
 def vector_select_in_hbm() -> None:
     """Row numbers in a (P, 1) tile index dim 0 of a tensor in HBM."""
 
@@ -71,12 +80,12 @@ def dynamic_free_dim(tensor: str) -> None:
     raise RuleViolation(dynamic_free_dim, f"dim 0 of {tensor}")
 
 
-@rule("NKW-ONE-DYNAMIC")
+@rule("NKW-ONE-DYNAMIC", hint="use one run-time offset for each access; copy the view of the first to a tile")
 def one_dynamic_offset() -> None:
     """An access has at most one part that is read at run time."""
 
 
-@rule("NKW-INDIRECT-DIM")
+@rule("NKW-INDIRECT-DIM", hint="indirect_dim counts from 0 to the number of dims minus 1")
 def indirect_dim_exists(dim: int, tensor: str) -> None:
     """indirect_dim of an access pattern names a dim of the tensor that it is taken of."""
     raise RuleViolation(indirect_dim_exists, f"indirect_dim {dim} of {tensor}")

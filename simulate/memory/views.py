@@ -1,4 +1,4 @@
-"""Arithmetic of shapes and strides, in elements."""
+"""Functions of shapes and strides for views of tensors; strides count elements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Return the number of elements of a shape."""
+    """Return the number of elements of a shape; 1 for an empty tuple."""
     total = 1
     for extent in shape:
         total *= extent
@@ -14,7 +14,7 @@ def count(shape: tuple[int, ...]) -> int:
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, last dim fastest."""
+    """Return the strides in elements of a contiguous tensor of a shape, in which the last dim has stride 1."""
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -24,7 +24,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether strides are contiguous, without regard to dims of size 1."""
+    """Return whether strides are those of a contiguous tensor; the strides of dims of size 1 do not count."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if extent != 1 and stride != step:
@@ -34,7 +34,7 @@ def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def touches_each_once(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether a view, in some order of its dims, is a contiguous block without repeated elements."""
+    """Return whether the elements of a view, with its dims in some order, are a contiguous block, each element once."""
     if is_row_major(shape, strides):
         return True
     pairs = sorted(zip(strides, shape), reverse=True)
@@ -42,21 +42,24 @@ def touches_each_once(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def replace_entry(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
-    """Return a tuple with one entry replaced."""
+    """Return a copy of a tuple with the entry at `index` replaced by `value`."""
     return values[:index] + (value,) + values[index + 1 :]
 
 
 def drop_dim(
     shape: tuple[int, ...], strides: tuple[int, ...], dim: int, least_rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides without a dim, which stays with size 1 if the rank would fall below `least_rank`."""
+    """Return shape and strides without dim `dim`; if the rank is `least_rank` already, the dim stays with size 1."""
     if len(shape) <= least_rank:
         return replace_entry(shape, dim, 1), strides
     return shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
 
 
 def resolve_sizes(sizes: tuple[int, ...], total: int) -> tuple[int, ...] | None:
-    """Return sizes with at most one -1 replaced so that they multiply to `total`, None if that is impossible."""
+    """Return sizes of which a single -1 is replaced so that their product is `total`; None if that is impossible.
+
+    None also if there are two -1, another size below 1, or no -1 and another product.
+    """
     if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
         return None
     if -1 in sizes:
@@ -70,7 +73,7 @@ def resolve_sizes(sizes: tuple[int, ...], total: int) -> tuple[int, ...] | None:
 def regroup(
     shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the strides with which a new shape has the same elements in the same order, None if there are none."""
+    """Return the strides with which `new_shape` has the same elements in row-major order, None if no strides do."""
     # Runs of old dims that are contiguous with each other act as one dim; each new dim must lie within one run.
     runs: list[list[int]] = []
     for extent, stride in zip(shape, strides):
@@ -105,9 +108,12 @@ def regroup(
 def named_sizes(
     pattern: tuple[Any, ...], shape: tuple[int, ...], fixed: dict[str, int]
 ) -> dict[str, int] | None:
-    """Return the size of each name of a rearrange pattern, None if the pattern does not fit.
+    """Return the size of each name of a rearrange pattern, None if the pattern does not fit the shape.
 
-    In a group, the size of one name may be missing from `fixed`.
+    Args:
+        pattern: A name, or a tuple of names whose sizes multiply to the dim's size, for each dim.
+        shape: Shape of the tensor.
+        fixed: Known sizes by name; in each tuple one name may be missing.
     """
     if len(pattern) != len(shape):
         return None

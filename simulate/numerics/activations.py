@@ -138,8 +138,7 @@ def _sin(x: Float32Array) -> Float32Array:
     """Return sin(x) for |x| <= pi, and a cubic polynomial beyond, because the hardware does not reduce the range.
 
     The cubic is the third-order Taylor polynomial of sin about the nearer end of the range, -d + d**3 / 6 with d = x -
-    (+pi
-    or -pi). So it is continuous in value, slope and curvature, and 27.65 at 9.0, the only published point.
+    (+pi or -pi). So it is continuous in value, slope and curvature, and 27.65 at 9.0, the only published point.
     """
     end = np.copysign(np.float32(np.pi), x)
     d = x - end

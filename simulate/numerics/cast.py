@@ -124,9 +124,8 @@ def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a function that rounds a float32 array to an 8-bit float, by a table over the float32's upper 16 bits.
 
     The lower 16 bits only decide on which side of a tie a number lies. Or-ing "any of them set" into the lowest kept
-    bit
-    (rounding to odd) preserves that, because the kept 8 bits of precision exceed the at most 4 of the target by the two
-    that rounding to odd needs. The table then rounds once, to the nearest even.
+    bit (rounding to odd) preserves that, because the kept 8 bits of precision exceed the at most 4 of the target by the
+    two that rounding to odd needs. The table then rounds once, to the nearest even.
     """
 
     @cache

@@ -153,8 +153,7 @@ def as_dtype(value: object) -> DType:
 
     Args:
         value: A DType, a name ("bool" counts as bool_), a NumPy dtype or scalar type, an ml_dtypes type or a torch
-            dtype.
-            torch is never imported: its dtypes print as `torch.<name>`, and the name counts.
+            dtype. torch is never imported: its dtypes print as `torch.<name>`, and the name counts.
 
     Raises:
         InvalidArgument: The chip has no such dtype; for 64-bit types the message names the 32-bit one (NKW-DTYPE).

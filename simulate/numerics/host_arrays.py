@@ -82,8 +82,7 @@ def dtype_of(array: np.ndarray) -> DType:
     """Return the chip's dtype of a NumPy array.
 
     An array of a packed dtype of another package is recognised by the name of its dtype, or as a structured dtype of
-    four
-    fields of equal type.
+    four fields of equal type.
 
     Raises:
         InvalidArgument: The chip has no such dtype.

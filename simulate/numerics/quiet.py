@@ -18,7 +18,6 @@ def quiet(function: Function) -> Function:
     """Return the function with all of NumPy's floating-point warnings off while it runs; results are the same.
 
     Each function gets an errstate object of its own: NumPy 1.26 keeps the saved state in that object, and two nested
-    uses
-    of one object would leave the warnings off for good.
+    uses of one object would leave the warnings off for good.
     """
     return np.errstate(all="ignore")(function)

@@ -72,8 +72,7 @@ def advance_xorwow(state: Words, count: int) -> tuple[Words, Words]:
     """Return `count` random words of each lane, uint32 [lanes, count], and the state afterwards.
 
     The state afterwards has the shape of `state`, which is not changed. The g generators of a lane advance together:
-    word
-    i of a lane comes from generator i % g.
+    word i of a lane comes from generator i % g.
 
     Args:
         state: The six words of each generator one after the other, uint32 [lanes, 6 * g].

@@ -30,9 +30,8 @@ def make_resolver(rows: Mapping[str, Row], row_title: str, hint: str) -> Callabl
     """Return a function that finds the row of `rows` that a kernel's argument names.
 
     A row names itself. Functions of `nki.language` have their operator's name in `nki_operator`; NumPy functions are
-    known
-    by their own name. Anything else raises InvalidArgument (NKW-OPERATOR), also a user's function with the name `add`,
-    which would not run on the device.
+    known by their own name. Anything else raises InvalidArgument (NKW-OPERATOR), also a user's function with the name
+    `add`, which would not run on the device.
 
     Args:
         rows: The rows by name.
