@@ -1,8 +1,9 @@
 """The Vector engine's accumulator registers: one float32 per partition, shared by five instructions.
 
-After an instruction with reduce_cmd `idle` they are documented as possibly modified, so they then hold NaN
-here: a later `reduce` or `reduce_res` without a reset shows it. reduce_res gets the registers as they are
-after the instruction, hence NaN with `idle`.
+After an instruction with reduce_cmd `idle` they are documented as possibly modified, so they then hold NaN here: a
+later `reduce` or `reduce_res` without a reset shows it. reduce_res gets the registers as they are after the
+instruction, hence NaN with `idle`. In this module `registers` is float32 (partitions of the chip, 1), and no function
+changes it in place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ def start_registers(
     operator: AluOperator,
     initial: np.ndarray | np.float32 | float,
 ) -> np.ndarray:
-    """Return the registers (rows, 1) with which an instruction begins to accumulate."""
+    """Return the values, (rows, 1), with which the first `rows` registers begin to accumulate.
+
+    These are the registers for `reduce`, `initial` for `load_reduce`, and the operator's identity for other commands.
+
+    Args:
+        registers: All registers before the instruction.
+        rows: Number of partitions of the instruction.
+        command: reduce_cmd of the instruction.
+        operator: Operator that accumulates.
+        initial: A number, or one value per partition.
+    """
     if command is ReduceCmd.reduce:
         return registers[:rows]
     if command is ReduceCmd.load_reduce:
@@ -42,9 +53,17 @@ def accumulate(
     results: np.ndarray,
     initial: np.ndarray | np.float32 | float = 0.0,
 ) -> np.ndarray:
-    """Return all registers after an instruction with float32 `results`: op(op over a partition, before).
+    """Return a copy of all registers after an instruction: those of its partitions are op(op over a partition, start).
 
-    The later element is the operator's first argument, within an instruction and from one to the next.
+    The later element is the operator's first argument, within an instruction and from one to the next. With `idle` the
+    registers of the instruction's partitions become NaN.
+
+    Args:
+        registers: All registers before the instruction.
+        command: reduce_cmd of the instruction.
+        operator: Operator that accumulates.
+        results: The instruction's results in float32; dim 0 is the partition.
+        initial: Start value for `load_reduce`, a number or one value per partition.
     """
     rows = results.shape[0]
     if command is ReduceCmd.idle:
@@ -59,14 +78,17 @@ def accumulate(
 def collect_results(
     result: np.ndarray, registers: np.ndarray, reduce_res: NkiTensor | None
 ) -> tuple[np.ndarray, ...]:
-    """Return what an instruction writes: its result, its partitions' registers for reduce_res, and all registers."""
+    """Return what an instruction writes, in order: its result, the registers for reduce_res if any, all registers.
+
+    reduce_res gets the registers of the result's partitions, (rows, 1).
+    """
     if reduce_res is None:
         return result, registers
     return result, registers[: result.shape[0]], registers
 
 
 def replace_rows(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Replace the registers of the first partitions, in a copy."""
+    """Return a copy of `registers` whose first registers, as many as `rows` has, are replaced by `rows`."""
     updated_registers = registers.copy()
     updated_registers[: rows.shape[0]] = rows
     return updated_registers
@@ -96,7 +118,10 @@ def initial_with_load_only(operand: str, is_given: bool, command: ReduceCmd) -> 
         )
 
 
-@rule("NKW-VECTOR-REDUCE-OPERATOR")
+@rule(
+    "NKW-VECTOR-REDUCE-OPERATOR",
+    hint="use one of these operators, or nisa.tensor_reduce in an instruction of its own",
+)
 def reduction_among(operator: AluOperator, *allowed: str) -> None:
     """The instruction accumulates with one of the operators documented for it."""
     if operator.name not in allowed:
@@ -104,7 +129,14 @@ def reduction_among(operator: AluOperator, *allowed: str) -> None:
 
 
 def check_result(hardware: Hardware, reduce_res: NkiTensor, data: NkiTensor, *dtypes: str) -> None:
-    """Check the rules of the (P, 1) tile that receives the registers."""
+    """Check the rules of the (P, 1) tile `reduce_res`; raise RuleViolation if one is broken.
+
+    Args:
+        hardware: Record of the chip.
+        reduce_res: The tile that receives the registers, on chip.
+        data: Tile whose number of partitions it must have.
+        dtypes: Dtypes that it may have; none for any that is not packed.
+    """
     rules.check_tile(hardware, "reduce_res", reduce_res)
     rules.is_column("reduce_res", reduce_res, data)
     rules.not_packed("reduce_res", reduce_res)

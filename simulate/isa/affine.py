@@ -1,4 +1,4 @@
-"""The affine values that iota writes and affine_select compares: offset + p * channel_multiplier + pattern."""
+"""Affine values of iota and affine_select: element (p, i) is offset + p * channel_multiplier + pattern value i."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ _PAIRS_MAX = 4
 def affine(
     dst: NkiTensor, pattern: Any, offset: Any, channel_multiplier: Any
 ) -> tuple[tuple[NkiTensor, ...], Callable[[Sequence[np.ndarray]], np.ndarray]]:
-    """Return the registers to read, and a function of their cells that gives the int32 values (P, elements).
+    """Return the register cells that the instruction must read, and a function from them to int32 (P, elements).
 
-    pattern lists up to four [step, num] pairs, the outermost first; the product of the nums is dst's elements per
-    partition. Partition p counts from the first of dst [not documented]. The arithmetic is int32; overflow, which is
-    not documented, wraps around (two's complement).
+    The arithmetic is int32; overflow, which is not documented, wraps around (two's complement).
+
+    Args:
+        dst: Tile with P partitions; p counts from its first partition [not documented].
+        pattern: Up to four [step, num] pairs, the outermost first. The product of the nums is dst's elements per
+            partition.
+        offset: An int32 number or a register. The tuple of cells is empty for a number.
+        channel_multiplier: An int32 number.
+
+    Raises:
+        RuleViolation: A number is no int32, or the pattern has another form or number of values.
     """
     pairs = _pairs(dst, pattern)
     multiplier = _int32("channel_multiplier", channel_multiplier)
@@ -73,7 +81,11 @@ def _pairs(dst: NkiTensor, pattern: Any) -> list[tuple[int, int]]:
     return pairs
 
 
-@rule("NKW-AFFINE-INT32", limit="an integer of 32 bits")
+@rule(
+    "NKW-AFFINE-INT32",
+    limit="an integer of 32 bits",
+    hint="pass a Python int; a run-time offset goes through a register",
+)
 def affine_is_int32() -> None:
     """Offset, channel_multiplier and steps are int32 numbers (the offset: or a register)."""
 

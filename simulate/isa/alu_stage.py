@@ -1,4 +1,4 @@
-"""One stage of an ALU: its operator, the second operand that it repeats over the elements, and their order."""
+"""`Stage`: one operator of an instruction, such as op0 of tensor_scalar, with the second operand of that operator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from simulate.numerics import AluOperator
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """operator(values, operand), or operator(operand, values) with `reverse`; a unary operator has no operand.
+    """Operator applied to each element of a tile: operator(values, operand), or operator(operand, values) if `reverse`.
 
-    `reads` holds the operand if it is a tile.
+    Attributes:
+        operator: The operator; a unary one has no operand.
+        operand: A number, a (P, 1) tile with one value per partition, or None.
+        reverse: Whether the operand is the first argument.
+        reads: The operand if it is a tile, else empty; the tiles that the instruction must read for the stage.
     """
 
     operator: AluOperator
@@ -30,7 +34,13 @@ class Stage:
     reads: tuple[NkiTensor, ...]
 
     def apply(self, values: np.ndarray, operands: Iterator[np.ndarray]) -> np.ndarray:
-        """Apply the stage to a tile; its own tile, if it has one, comes from `operands`."""
+        """Return the operator's result for each element of the array `values`.
+
+        Args:
+            values: Elements of the tile; dim 0 is the partition.
+            operands: Arrays of the instruction's remaining operands. The stage takes the next one if its operand is a
+                tile.
+        """
         function = self.operator.function
         if self.operator.arity == 1:
             return function(values)
@@ -51,10 +61,22 @@ def stage(
     data: NkiTensor,
     *dtypes: str,
 ) -> Stage:
-    """Check the operand of stage `number` (op0 or op1) over `data`, and build the stage.
+    """Check the operand of an operator and return the `Stage`.
 
-    An arithmetic operator takes a number or a (P, 1) tile of float32 (or of `dtypes`, where given), a bitvec operator
-    an integer or a (P, 1) tile of the data's dtype, a unary operator None or 0.
+    An arithmetic operator takes a number or a (P, 1) tile of float32 (or of `dtypes`, if any are given). A bitvec
+    operator takes an integer or a (P, 1) tile of data's dtype, a unary operator None or 0.
+
+    Args:
+        hardware: Record of the chip.
+        number: 0 for op0, 1 for op1; names the operand in messages.
+        operator: The operator.
+        operand: The operand as the kernel gives it.
+        reverse: Whether the operand is the operator's first argument.
+        data: Tile to which the operator is applied.
+        dtypes: Dtypes of a tile operand of an arithmetic operator.
+
+    Raises:
+        RuleViolation: The operand does not fit the operator or the data.
     """
     name = f"operand{number}"
     if operator.arity == 1:

@@ -1,4 +1,8 @@
-"""The instruction book: every planner under its NKI name, and the one way to call one."""
+"""The instruction book: every planner under its NKI name, and how a call is planned.
+
+A planner is the Python function of an instruction: it checks the rules and returns a `Plan`. `simulate.run.issue` plans
+calls of kernels with `bind`.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +29,26 @@ COLLECTIVES: dict[str, Planner] = {}
 
 
 class CallError(InvalidArgument, TypeError):
-    """A call whose arguments do not fit the documented signature."""
+    """Error of a call whose arguments do not fit the documented signature."""
 
 
 def instruction(planner: Planner) -> Planner:
-    """Register a planner in the book of `nki.isa`."""
+    """Register a planner in `INSTRUCTIONS` under its name, as a decorator; return it unchanged."""
     INSTRUCTIONS[planner.__name__] = planner
     return planner
 
 
 def collective(planner: Planner) -> Planner:
-    """Register a planner in the book of `nki.collectives`; its second parameter is the rank that calls."""
+    """Register a planner in `COLLECTIVES` under its name, as a decorator; return it unchanged.
+
+    Its first two parameters are the hardware record and the rank that calls.
+    """
     COLLECTIVES[planner.__name__] = planner
     return planner
 
 
 def documented_signature(planner: Planner, hidden: int = 1) -> inspect.Signature:
-    """Return a planner's signature as NKI documents it: without the `hidden` leading parameters."""
+    """Return a planner's signature as NKI documents it, without the first `hidden` parameters and the return type."""
     signature = inspect.signature(planner)
     return signature.replace(
         parameters=list(signature.parameters.values())[hidden:], return_annotation=inspect.Signature.empty
@@ -59,10 +66,20 @@ def bind(
     kwargs: dict[str, Any],
     memo: Memo = MEMO,
 ) -> tuple[Template, tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
-    """Return the template of one call, and the tensors that the instruction reads and writes.
+    """Return the template of one call, and the tensors that the instruction reads and those that it writes.
 
-    Raises RuleViolation for a broken rule, with the instruction's name and its operands; CallError for arguments that
-    do not fit the signature.
+    A call that equals an earlier one apart from its tensors is not planned again.
+
+    Args:
+        planner: The planner.
+        context: Its leading parameters that NKI does not document: the hardware record, for collectives also the rank.
+        args: Positional arguments as the kernel gives them.
+        kwargs: Keyword arguments as the kernel gives them.
+        memo: Calls planned so far; the call is added to it.
+
+    Raises:
+        RuleViolation: A rule is broken. The error has the instruction's name and its operands.
+        CallError: The arguments do not fit the documented signature.
     """
     known = key_of(planner, context, args, kwargs)
     if known is not None:
@@ -82,7 +99,7 @@ def bind(
 
 
 def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    """Plan one call over its tensors; raises what `bind` raises."""
+    """Return the plan of one call over the call's own tensors; arguments and errors are those of `bind`."""
     template, reads, writes = bind(planner, context, args, kwargs)
     return template.plan.over(reads, writes)
 
@@ -113,7 +130,10 @@ def _plan_call(
 def undocumented(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[RuleViolation, ...]:
-    """Return the undocumented uses of one call, with the instruction's name and the operands of the call."""
+    """Return the violations of documented sentences by one call which its planner tolerates (`Plan.undocumented`).
+
+    Each has the instruction's name and the operands of the call. Arguments and errors are those of `bind`.
+    """
     violations = _plan_call(planner, context, args, kwargs).undocumented
     for violation in violations:
         name_operands(violation, planner, len(context), args, kwargs)
@@ -123,7 +143,17 @@ def undocumented(
 def name_operands(
     error: RuleViolation, planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Give an error its instruction and what each parameter is in the user's source, unless it has them."""
+    """Set an error's instruction, and its operands as the user's source names them.
+
+    Does nothing if the error has operands already or belongs to another instruction.
+
+    Args:
+        error: The error, which is changed.
+        planner: The planner that raised it.
+        hidden: Number of the planner's leading parameters that NKI does not document.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+    """
     if error.instruction in ("", planner.__name__) and not error.operands:
         error.instruction = planner.__name__
         error.operands = _operands(planner, hidden, args, kwargs)
@@ -146,7 +176,13 @@ def _shorten(value: Any) -> str:
 
 
 def plan_for(name: str, hardware: Hardware, *args: Any, **kwargs: Any) -> Plan:
-    """Plan an instruction of the book without any machine, under the rules of the chip; what the limit tests use."""
+    """Return the plan of an instruction of the book by its name, under the chip's rules and outside a kernel.
+
+    Tests of limits use it.
+
+    Raises:
+        RuleViolation: The chip's rules refuse the call.
+    """
     full_plan = plan(INSTRUCTIONS[name], (hardware,), args, kwargs)
     for violation in full_plan.undocumented:
         if Rules.chip.refuse(violation.code):

@@ -1,4 +1,4 @@
-"""Operands that are one value for all elements: a number, or a (P, 1) tile with one per partition."""
+"""Operands with one value for all elements of a partition: a number, or a (P, 1) tile; and a rule of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ from simulate.numerics import AluOperator
 def operand_tiles(
     hardware: Hardware, operand: str, value: Any, like: NkiTensor, *dtypes: str
 ) -> tuple[NkiTensor, ...]:
-    """Return the tile to read for an operand, or none for a number; without `dtypes` every dtype is allowed."""
+    """Check such an operand; return (the tile,) to read it, or an empty tuple for a number.
+
+    Args:
+        hardware: Record of the chip.
+        operand: Name of the operand, for messages.
+        value: The operand as the kernel gives it.
+        like: Tile whose number of partitions a (P, 1) tile must have.
+        dtypes: Dtypes that a tile may have; none for any that is not packed.
+
+    Raises:
+        RuleViolation: The number is no float32 number, or the tile breaks a rule.
+    """
     if not isinstance(value, NkiTensor):
         float32_number(operand, value)
         return ()
@@ -32,7 +43,13 @@ def operand_tiles(
 
 
 def broadcast_value(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarray | np.float32:
-    """Return what `compute` broadcasts over an `ndim`-dimensional tile; if it is a tile, the next operand."""
+    """Return the value of such an operand for NumPy to broadcast over a tile of `ndim` dims.
+
+    Args:
+        value: The operand as the kernel gives it. A number is returned as float32.
+        operands: Arrays of the instruction's remaining operands, of which the next is taken if `value` is a tile.
+        ndim: Number of dims of the tile.
+    """
     return column(next(operands), ndim) if isinstance(value, NkiTensor) else np.float32(value)
 
 

@@ -1,9 +1,10 @@
-"""Shared by the planners of collectives: rules of tensor lists, reductions, and the plan with its rendezvous.
+"""Functions that the planners of collectives share: rules of tensor lists, reductions, the plan with its rendezvous.
 
-A member's operands are either HBM tensors (any number, exchanged together) or one two-dimensional SBUF
-tensor. Positions in a group's list define the order in which chunks are placed. What an exchange hands out
-never shares memory with a member's operands: members go on one after the other, and the first may overwrite
-what the next has yet to take.
+A rendezvous is the meeting of the ranks of a group; each rank is a member. A member's operands are either HBM tensors
+(any number, exchanged together) or one two-dimensional SBUF tensor. Positions in a group's list of ranks define the
+order of chunks. An exchange is a function from the operands of all members to the results of each. Its results never
+share memory with a member's operands: members go on one after the other, and the first may overwrite what the next has
+yet to take.
 """
 
 from __future__ import annotations
@@ -40,14 +41,31 @@ def members(
     replica_group: Any,
     priority: int | None,
 ) -> tuple[int, ...]:
-    """Check a collective's tensors and group; returns the list of ranks that `rank` belongs to."""
+    """Check the tensors and the group of a collective; return the group's list of ranks that contains `rank`.
+
+    Args:
+        hardware: Record of the chip.
+        rank: The rank that calls.
+        operation: Name of the collective, for messages.
+        srcs: Tensors to send.
+        dsts: Tensors to receive.
+        replica_group: The group as the kernel gives it.
+        priority: DMA priority, or None.
+
+    Raises:
+        RuleViolation: A tensor, the group or the priority breaks a rule, or no list of the group contains the rank.
+    """
     check_tensors(hardware, operation, srcs, dsts, priority)
     is_replica_group(replica_group)
     return replica_group.find_group(rank)
 
 
 def check_tensors(hardware: Hardware, operation: str, srcs: Any, dsts: Any, priority: int | None) -> None:
-    """Check the rules of srcs and dsts."""
+    """Check that srcs and dsts are lists of tensors that a collective can exchange; raise RuleViolation if not.
+
+    They are of equal length, all in HBM or one 2D tensor each in SBUF, without packed dtypes or run-time addresses. The
+    priority, if it is not None, must exist on the chip.
+    """
     tensor_lists(operation, srcs, dsts)
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
         for tensor in tensors:
@@ -63,7 +81,7 @@ def check_tensors(hardware: Hardware, operation: str, srcs: Any, dsts: Any, prio
 
 
 def in_hbm(operation: str, srcs: Tensors, dsts: Tensors) -> None:
-    """Refuse SBUF tensors where only HBM is supported."""
+    """Raise RuleViolation if one of the tensors is in SBUF, for collectives that support HBM only."""
     for tensor in (*srcs, *dsts):
         rules.lies_in(f"a tensor of {operation}", tensor, *rules.HBM)
 
@@ -81,7 +99,7 @@ def plan_collective(
     undocumented: tuple[RuleViolation, ...] = (),
     **terms: Any,
 ) -> Plan:
-    """Plan a collective.
+    """Return the plan of a collective for one rank: it waits for the other members, then all exchange their tensors.
 
     Args:
         hardware: Record of the chip.
@@ -119,7 +137,7 @@ def plan_collective(
 
 
 def tensor_signatures(**lists: Tensors) -> dict[str, Any]:
-    """Return shapes and dtypes of tensor lists, for members to agree on."""
+    """Return for each named list of tensors their (shape, dtype name) pairs: terms on which members must agree."""
     return {
         name: [(listed_tensor.shape, str(listed_tensor.dtype)) for listed_tensor in tensors]
         for name, tensors in lists.items()
@@ -127,7 +145,7 @@ def tensor_signatures(**lists: Tensors) -> dict[str, Any]:
 
 
 def reduction(op: Any) -> AluOperator:
-    """Return the operator of a reducing collective."""
+    """Return the ALU operator of a reducing collective; raise RuleViolation unless it is add, minimum or maximum."""
     operator = alu_operator(op)
     collective_reduction(operator)
     return operator
@@ -136,7 +154,16 @@ def reduction(op: Any) -> AluOperator:
 def reduce_arrays(
     operator: AluOperator, arrays: Sequence[np.ndarray], source: DType, target: DType
 ) -> np.ndarray:
-    """Reduce arrays in their order: floats in float32 with one rounding at the end, integers exactly."""
+    """Return arrays reduced by an operator in their order, in the storage dtype of `target`.
+
+    Integers are reduced in their own dtype, wrapping around. Floats are reduced in float32 and rounded once at the end.
+
+    Args:
+        operator: add, minimum or maximum.
+        arrays: Arrays of equal shape, one per member.
+        source: Dtype of the arrays.
+        target: Dtype of the result.
+    """
     if source.is_integer:
         total = arrays[0].copy()
         for array in arrays[1:]:
@@ -149,7 +176,7 @@ def reduce_arrays(
 
 
 def expect_shape(operation: str, ranks: int, src: NkiTensor, dst: NkiTensor, expected: Sequence[int]) -> None:
-    """Refuse a dst that has not the shape that the movement gives."""
+    """Raise RuleViolation unless dst has the shape `expected`, which the collective gives for `ranks` ranks."""
     if dst.shape != tuple(expected):
         raise RuleViolation(
             collective_shapes,
@@ -159,7 +186,7 @@ def expect_shape(operation: str, ranks: int, src: NkiTensor, dst: NkiTensor, exp
 
 
 def chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
-    """Return the shape of one of `ranks` equal chunks of src along `dim`."""
+    """Return the shape of one of `ranks` equal chunks of src along `dim`; raise RuleViolation if they are not equal."""
     if src.shape[dim] % ranks:
         raise RuleViolation(
             collective_shapes, f"src {src.shape} does not divide into {ranks} chunks along dim {dim}"
@@ -169,7 +196,7 @@ def chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
     return chunk
 
 
-@rule("NKW-COLLECTIVE-LISTS")
+@rule("NKW-COLLECTIVE-LISTS", hint="give as many dsts as srcs")
 def tensor_lists(operation: str, srcs: Any, dsts: Any) -> None:
     """srcs and dsts are lists of equal, non-zero length."""
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
@@ -183,7 +210,7 @@ def tensor_lists(operation: str, srcs: Any, dsts: Any) -> None:
         raise RuleViolation(tensor_lists, f"{len(srcs)} srcs, {len(dsts)} dsts")
 
 
-@rule("NKW-COLLECTIVE-ONE-TENSOR", limit="1")
+@rule("NKW-COLLECTIVE-ONE-TENSOR", limit="1", hint="issue the collective once for each tensor")
 def single_tensors(operation: str, *lists: Tensors) -> None:
     """This collective takes one tensor per list."""
     for tensors in lists:
@@ -199,19 +226,24 @@ def one_memory_space(tensors: list[NkiTensor]) -> None:
         raise RuleViolation(one_memory_space, ", ".join(t.describe() for t in tensors))
 
 
-@rule("NKW-COLLECTIVE-OPERATOR")
+@rule("NKW-COLLECTIVE-OPERATOR", hint="op=nl.add; for other operators all_gather, then reduce on each rank")
 def collective_reduction(operator: AluOperator) -> None:
     """A collective reduces with add, minimum or maximum."""
     if operator.name not in _REDUCTIONS:
         raise RuleViolation(collective_reduction, f"op={operator.name}", limit=", ".join(_REDUCTIONS))
 
 
-@rule("NKW-COLLECTIVE-SHAPE")
+@rule(
+    "NKW-COLLECTIVE-SHAPE",
+    hint="allocate dst with the shape that the collective gives; pad a src that does not divide",
+)
 def collective_shapes() -> None:
     """The shapes of src and dst fit the collective and the number of ranks."""
 
 
-@rule("NKW-COLLECTIVE-SCATTER-DIM", limit="0")
+@rule(
+    "NKW-COLLECTIVE-SCATTER-DIM", limit="0", hint="collective_dim=0; transpose or permute the tensor before"
+)
 def splits_along(dim: Any) -> None:
     """reduce_scatter and all_to_all split along dim 0."""
     if dim != 0:

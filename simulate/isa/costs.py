@@ -1,8 +1,9 @@
-"""Cost of an instruction on an engine from the hardware record: issue interval and latency in the engine's cycles.
+"""Costs of instructions on the engines from the hardware record: issue interval and latency in the engine's cycles.
 
 The formulas are those of the nki.isa reference of release 2.26 (the last to print them) with the overheads fitted to
-published device traces; every constant and its source stands in the hardware record. N is elements per partition.
-What moves by DMA has its costs in `simulate.isa.dma_costs`.
+published device traces; every constant and its source stands in the hardware record. "Elements" are elements per
+partition. Costs of DMAs are in `simulate.isa.dma_costs`. Planners call these functions. Each returns a `Cost`, whose
+`explain` lists the terms that the interval and the latency are made of.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _Function = Callable[Concatenate[Hardware, _P], Cost]
 
 
 def cost_function(function: _Function[_P]) -> _Function[_P]:
-    """Make a function whose costs can be computed again by another record; equal arguments give one object.
+    """Return a cost function that caches: equal arguments give one `Cost` object, whose `again` is set. A decorator.
 
-    What numbers of times decide, such as which of two phases is the longer one, is decided in such functions and never
-    in a planner. So a launch can be timed by another record without being planned again.
+    `again` computes the cost by another record, so that a launch can be timed by another record without being planned
+    again. A choice that depends on times of the record, such as which of two phases is longer, is therefore made in
+    such a function and never in a planner.
     """
 
     def made(hardware: Hardware, *args: _P.args, **kwargs: _P.kwargs) -> Cost:
@@ -48,10 +50,15 @@ def vector(
     accumulates: bool = False,
     fast_mode: bool = False,
 ) -> Cost:
-    """Return Vector's cost: elements of a partition at the pace that a number of the record gives, else 1 per cycle.
+    """Return the cost of an instruction that streams elements through the Vector engine.
 
-    At least the minimum interval. In a fast mode, several elements per cycle, more time passes between instructions;
-    `fast_mode` tells that there is one where that pace is above one.
+    Args:
+        hardware: Record of the chip.
+        elements: Elements per partition.
+        number: Field of the record with the pace: cycles per element if its name ends in "_cycles_per_element", else
+            elements per cycle. None for one element per cycle.
+        accumulates: Whether the instruction reads out an accumulator, which takes extra cycles.
+        fast_mode: Whether a pace above one element per cycle is a fast mode, with more time between instructions.
     """
     cycles = elements
     if number is not None:
@@ -76,9 +83,15 @@ def vector(
 def scalar(
     hardware: Hardware, elements: int, table: str | None, accumulates: bool = False, from_psum: bool = True
 ) -> Cost:
-    """Return the cost on Scalar: one element per lane and cycle; a table's functions have a longer pipeline.
+    """Return the cost of an instruction that streams one element per partition and cycle through the Scalar engine.
 
-    That pipeline is longer still for an operand in SBUF; a copy's is the same from both memories.
+    Args:
+        hardware: Record of the chip.
+        elements: Elements per partition.
+        table: Set of tables of the activation function, which lengthens the pipeline unless it is "copy"; None without
+            one.
+        accumulates: Whether the instruction reads out an accumulator, which takes extra cycles.
+        from_psum: Whether the operand is in PSUM; from SBUF a table's pipeline is longer still.
     """
     if table is None or table == "copy":
         between, pipeline = "scalar_interval_overhead_ns", "scalar_latency_overhead_ns"
@@ -98,7 +111,7 @@ def scalar(
 
 
 class _Lane(NamedTuple):
-    """The numbers of an engine that streams elements: its clock, minimum interval, and cost of an accumulator."""
+    """Names of an engine's fields in the hardware record: clock, minimum interval, extra cycles of an accumulator."""
 
     clock: str
     least: str
@@ -120,9 +133,18 @@ def _streamed(
     interval: float,
     latency: float,
 ) -> tuple[Term, ...]:
-    """Return the terms of an engine that streams elements in so many cycles, paced by `number`.
+    """Return the terms of the cost of an engine that streams elements.
 
-    `between` and `pipeline` name the overheads of the interval and of the latency, in nanoseconds.
+    Args:
+        hardware: Record of the chip.
+        lane: Names of the engine's fields of the record.
+        cycles: Cycles in which the elements stream.
+        number: Field of the record that gives the pace; None for one element per cycle.
+        extra: Extra cycles of an accumulator, 0 without one.
+        between: Field with the overhead of the interval in ns.
+        pipeline: Field with the overhead of the latency in ns.
+        interval: The whole interval in cycles.
+        latency: The whole latency in cycles.
     """
     clock, least = getattr(hardware, lane.clock), getattr(hardware, lane.least)
     paced = (lane.clock,) if number is None else (number, lane.clock)
@@ -141,13 +163,20 @@ def _streamed(
 
 
 def _pipeline(interval: float, latency: float, clock: float, *numbers: str) -> Term:
-    """Return the part of the latency after the engine is free."""
+    """Return the term of the latency after the interval, when the engine is free and the result is still on its way.
+
+    Args:
+        interval: The interval in cycles.
+        latency: The latency in cycles.
+        clock: Clock in GHz.
+        numbers: Fields of the record that decide the term.
+    """
     return Term(Phase.pipeline, numbers, max(latency - interval, 0.0) / clock, False)
 
 
 @cost_function
 def gpsimd(hardware: Hardware, elements: float) -> Cost:
-    """Return the cost on GpSimd: a fixed start, then one element per partition and cycle at best."""
+    """Return the cost on GpSimd: a fixed start, then `elements` per partition at the record's cycles per element."""
     streamed = elements * hardware.gpsimd_cycles_per_element
     return _gpsimd(
         hardware, "gpsimd_fixed_cycles", hardware.gpsimd_fixed_cycles, "gpsimd_cycles_per_element", streamed
@@ -156,7 +185,7 @@ def gpsimd(hardware: Hardware, elements: float) -> Cost:
 
 @cost_function
 def gathered(hardware: Hardware, elements: int, starts: int) -> Cost:
-    """Return the cost of GpSimd's gather: one element per partition and cycle, and `starts` more fixed starts."""
+    """Return the cost of GpSimd's gather: that of `gpsimd` plus `starts` more fixed starts."""
     return gpsimd(
         hardware, elements + starts * (hardware.gpsimd_fixed_cycles / hardware.gpsimd_cycles_per_element)
     )
@@ -164,7 +193,7 @@ def gathered(hardware: Hardware, elements: int, starts: int) -> Cost:
 
 @cost_function
 def largest(hardware: Hardware, searched: int, kept: int) -> Cost:
-    """Return the cost of GpSimd's search for the largest elements: passes, and a cycle for each element kept."""
+    """Return the cost of GpSimd's topk: cycles for each element searched, and a cycle for each element kept."""
     streamed = hardware.gpsimd_topk_cycles_per_element * searched
     return _gpsimd(hardware, "gpsimd_clock_ghz", kept, "gpsimd_topk_cycles_per_element", streamed)
 
@@ -183,19 +212,33 @@ def _gpsimd(hardware: Hardware, start: str, start_cycles: float, number: str, st
 
 
 def on_engine(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
-    """Return the cost of elements that Vector or GpSimd streams; `number` is the pace of Vector, as in `vector`."""
+    """Return the cost of streaming elements on Vector or GpSimd.
+
+    Args:
+        hardware: Record of the chip.
+        engine: GpSimd; every other engine counts as Vector.
+        elements: Elements per partition.
+        number: Field of the record with Vector's pace, as in `vector`; GpSimd ignores it.
+    """
     return gpsimd(hardware, elements) if engine is Engine.gpsimd else vector(hardware, elements, number)
 
 
 @cost_function
 def cleared(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
-    """Return the cost of elements as in `on_engine`, all of them zeros that matmuls may accumulate onto."""
+    """Return the cost of writing zeros, as `on_engine`, with `clears` set: later matmuls may accumulate onto them."""
     return replace(on_engine(hardware, engine, elements, number), clears=True)
 
 
 @cost_function
 def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = False) -> Cost:
-    """Return the cost of one time of the record on an engine; with a `rendezvous`, from when all members wait."""
+    """Return the cost of an instruction that takes one time of the record, whatever its operands.
+
+    Args:
+        hardware: Record of the chip.
+        engine: Engine of the instruction.
+        number: Field of the record with the time in ns.
+        rendezvous: Whether the time counts from when all members of a rendezvous wait.
+    """
     ns = getattr(hardware, number)
     cycles = ns * clock_ghz(hardware, engine)
     term = Term(Phase.issue, (number,), ns, False)
@@ -213,14 +256,23 @@ def matmul(
     stationary: tuple[int, ...] | None = None,
     cells: tuple[int, ...] = (),
 ) -> Cost:
-    """Return the cost on the Tensor engine: `columns` stationary, `rows` streamed; float32 takes several passes.
+    """Return the cost of a matmul on the Tensor engine.
 
-    The stationary tile is loaded while the matmul before streams, one row of it at a time: a stream shorter than the
+    The stationary tile is loaded while the matmul before streams, one row of it at a time. A stream shorter than the
     contraction does not hide the load, which then sets the pace (products of a matrix and a vector), unless the array
-    holds the tile already: matmuls with equal `stationary` read it in one way, into one part of the array. The minimum
-    interval holds for an instruction, not for each of its passes: float32 products of 28 columns were seen to take 61
-    ns on gen3. Matmuls in tiles of the array, which take some of its `cells`, run side by side; the engine issues the
+    holds the tile already. The minimum interval holds for an instruction, not for each of its passes: float32 products
+    of 28 columns were seen to take 61 ns on gen3. Matmuls in tiles of the array run side by side; the engine issues the
     next one after the minimum interval.
+
+    Args:
+        hardware: Record of the chip.
+        contraction: Rows of the stationary tile, which are its partitions.
+        columns: Columns of the stationary tile.
+        rows: Columns of the moving tile, which are streamed.
+        fp32: Whether the operands are float32, which takes several passes.
+        transpose: Whether the matmul is a transpose, which has no FLOPs and fewer float32 passes.
+        stationary: Identity of how and where in the array the stationary tile is read; None if it is never reused.
+        cells: Cells of the array that a matmul in a tile of the array takes; empty for the whole array.
     """
     passes = loads = 1
     if fp32:
@@ -262,7 +314,10 @@ def matmul(
 
 
 def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -> Cost:
-    """Return the cost of a copy or tensor_scalar; later chips' Vector does 16-bit tiles at 4x, 32-bit at 2x in SBUF."""
+    """Return the cost of a tensor_copy or tensor_scalar from `src` to `dst` on an engine.
+
+    In SBUF, Vector has fast modes for 16-bit tiles and for tiles without repeated elements, at the record's paces.
+    """
     if engine is Engine.scalar:
         return scalar(hardware, src.free_size, "copy")
     if engine is Engine.gpsimd:
@@ -279,9 +334,10 @@ def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -
 
 
 def tensor_tensor(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> Cost:
-    """Return the cost of two operands on Vector: two SBUF inputs share a port on the first generation.
+    """Return the cost of a tensor_tensor on Vector, at a pace of the record unless an input is in PSUM.
 
-    Traces show no fast mode where an operand is repeated along the free axis.
+    On the first generation two SBUF inputs share a port. Traces show no fast mode where an operand is repeated along
+    the free axis.
     """
     if data1.buffer is MemoryRegion.psum or data2.buffer is MemoryRegion.psum:
         return vector(hardware, data1.free_size)

@@ -1,4 +1,8 @@
-"""Cost of what moves by DMA: copies, exchanges between cores, and collectives; see `simulate.isa.costs`."""
+"""Costs of DMAs for planners: copies, exchanges between cores, and collectives, as functions of `simulate.isa.costs`.
+
+A DMA is cut into descriptors, which the core's DMA engines carry out. A piece is a run of bytes that are contiguous on
+both sides.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,8 @@ def dma(
     bytes takes 2 us on gen2, 15 ns for each row, and no further microsecond.
 
     The DMAs of a core take their bytes from its share of HBM's bandwidth, however many engines move them. A DMA
-    therefore occupies the pool for at least the time of its bytes in HBM. The engines do not start together, but every
-    engine starts before the first engine could have finished its share.
+    therefore occupies the engines for at least the time of its bytes in HBM. The engines do not start together, but
+    every engine starts before the first engine could have finished its share.
 
     Args:
         hardware: Record of the chip.
@@ -98,7 +102,7 @@ def dma(
 
 @dataclass(frozen=True)
 class _Descriptors:
-    """The descriptors of a DMA, pieces in the first of them, and the bytes of a piece."""
+    """Descriptors of a DMA: their count, the pieces in the first of them, and the bytes of a piece."""
 
     count: int
     pieces: int
@@ -108,7 +112,11 @@ class _Descriptors:
 def _cut_into_descriptors(
     hardware: Hardware, mode: DgeMode, total_bytes: int, piece_bytes: int, by_row: bool
 ) -> _Descriptors:
-    """Cut pieces at the descriptor limit, and put up to eight short ones into one descriptor where software writes."""
+    """Return the descriptors of a DMA: pieces are cut at the descriptor limit, and short ones share a descriptor.
+
+    Up to eight pieces share a descriptor that is prepared or that GpSimd writes; with `by_row`, and for descriptors
+    that the hardware writes, each piece has its own.
+    """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
     shared = 1
     if mode is not DgeMode.hwdge and not by_row:
@@ -118,10 +126,14 @@ def _cut_into_descriptors(
 
 @dataclass(frozen=True)
 class _Data:
-    """The time in ns in which one DMA engine would move all bytes, and what it is made of.
+    """Time in ns in which a single DMA engine would move all bytes, and what it is made of.
 
-    rate_fields: fields of the record that give the rate of the bytes. has_short_pieces: whether every piece but the
-    first of a descriptor takes `dma_piece_ns` and apart_ns instead of the time of its bytes.
+    Attributes:
+        ns: The time.
+        rate_fields: Fields of the record that give the rate of the bytes.
+        has_short_pieces: Whether every piece but the first of a descriptor takes `dma_piece_ns` and apart_ns instead of
+            the time of its bytes.
+        apart_ns: Time of a piece's bytes at the engine's peak if pieces are separate in HBM, else 0.
     """
 
     ns: float
@@ -139,7 +151,10 @@ def _time_data(
     result_bytes: int,
     fraction: str,
 ) -> _Data:
-    """Time the bytes at the engines' rate, or at the rate of the results where that takes longer."""
+    """Return the time in which a single engine would move the bytes, or write the results if that takes longer.
+
+    The arguments are those of `dma`.
+    """
     rate_fields: tuple[str, ...] = ("dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns",)
     ns = total_bytes / getattr(hardware, rate_fields[0])
     if fraction:
@@ -155,7 +170,7 @@ def _time_data(
 
 
 def _time_last_start(hardware: Hardware, load: bool, descriptors: int, moving_ns: float) -> float:
-    """Return the time in ns from the start of the first DMA engine to that of the last one."""
+    """Return the time in ns from the start of the first DMA engine to the start of the last one."""
     skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
     return skew_ns * (min(descriptors, hardware.dma_engines) - 1) / hardware.dma_engines
 
@@ -169,7 +184,7 @@ def _list_data_terms(
     moving_ns: float,
     hbm_ns: float,
 ) -> list[Term]:
-    """Return the terms of the time in which bytes move: those of the engines, or that of HBM where it is longer."""
+    """Return the terms of the time in which bytes move: those of the engines, or that of HBM if it is longer."""
     rounds = ceil(descriptors.count / hardware.dma_engines)
     queued_ns = rounds * hardware.dma_descriptor_ns
     terms: list[tuple[tuple[str, ...], float, bool]] = [
@@ -212,7 +227,7 @@ def _time_start(
 def _list_start_terms(
     hardware: Hardware, mode: DgeMode, load: bool, at_run_time: bool, phases: DmaCost
 ) -> tuple[Term, ...]:
-    """Return the terms of a DMA until its first byte moves: on the triggering stream, on GpSimd, and after them."""
+    """Return the terms of a DMA before its first byte moves, of the triggering stream, of GpSimd and of the way."""
     descriptor_type = {DgeMode.swdge: "swdge", DgeMode.hwdge: "hwdge"}.get(mode, "static")
     trigger = f"dma_{descriptor_type}_trigger_ns"
     trigger_ns = getattr(hardware, trigger)
@@ -235,7 +250,14 @@ def _list_start_terms(
 
 @cost_function
 def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: bool) -> Cost:
-    """Return the cost of tiles that two cores exchange: by GpSimd, at its rate, else a DMA after a core barrier."""
+    """Return the cost of tiles that two cores exchange with sendrecv.
+
+    Args:
+        hardware: Record of the chip.
+        total_bytes: Bytes that a core sends.
+        row_bytes: Contiguous bytes, a piece of the DMA.
+        by_gpsimd: Whether GpSimd moves them, at its own rate; else a DMA does, after a core barrier.
+    """
     if by_gpsimd:
         moving_ns = total_bytes / hardware.sendrecv_gb_per_s
         whole_ns = hardware.sendrecv_latency_ns + moving_ns
@@ -255,11 +277,17 @@ def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: b
 
 @cost_function
 def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) -> Cost:
-    """Return the cost of a collective over `ranks` ranks: the latency and the rate of its range of sizes.
+    """Return the cost of a collective: latency and rate depend on the number of ranks and the bytes.
 
-    Up to the switch size every rank exchanges with every other one in one step, above it data passes round a ring,
-    whose steps take time as well. `hops` scales payload and steps: 1 for an all-reduce (reduce-scatter and all-gather
-    together), one half for either.
+    Up to the record's switch size every rank exchanges with every other one in one step; above it data passes round a
+    ring, whose steps take time as well.
+
+    Args:
+        hardware: Record of the chip.
+        ranks: Number of ranks; for one only the trigger takes time.
+        total_bytes: Bytes of a rank's inputs or outputs, whichever are more.
+        hops: Scale of payload and steps: 1 for an all-reduce, which is a reduce-scatter and an all-gather, else one
+            half.
     """
     latency, rate = "collective_latency_ns", "collective_mesh_gb_per_s"
     switch_bytes = find_entry(hardware.collective_switch_bytes, ranks)

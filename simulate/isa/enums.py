@@ -1,4 +1,4 @@
-"""The enums of `nki.isa`, with the documented member values; `nki.isa` exports them under their NKI names."""
+"""The enums of `nki.isa`, with the documented member values; `EXPORTED` has them under their NKI names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ class Engine(Enum):
 
 
 class ReduceCmd(Enum):
-    """`nki.isa.reduce_cmd`: what happens to the accumulator registers before and with an instruction."""
+    """`nki.isa.reduce_cmd`: what an instruction does with the accumulator registers.
+
+    idle: nothing; Vector's are undefined afterwards. reset: set them to the operator's identity. reduce: combine its
+    results with them. reset_reduce: reset, then reduce. load_reduce: start from the given initial value, then reduce.
+    """
 
     idle = 0
     reset = 1
@@ -37,7 +41,10 @@ class ReduceCmd(Enum):
 
 
 class DgeMode(Enum):
-    """`nki.isa.dge_mode`: who writes the descriptors of a DMA."""
+    """`nki.isa.dge_mode`: what writes the descriptors of a DMA.
+
+    swdge: GpSimd's software. hwdge: the hardware. none: prepared before the launch. unknown: the simulator chooses.
+    """
 
     unknown = 0
     swdge = 1
@@ -46,14 +53,14 @@ class DgeMode(Enum):
 
 
 class OobMode(Enum):
-    """`nki.isa.oob_mode`: whether a run-time index out of range is an error or skips its elements."""
+    """`nki.isa.oob_mode`: whether a run-time index out of range is an error, or its elements are skipped."""
 
     error = 0
     skip = 1
 
 
 class MatmulPerfMode(Enum):
-    """`nki.isa.matmul_perf_mode`."""
+    """`nki.isa.matmul_perf_mode`: whether nc_matmul takes two fp8 rows of the contraction in one (double_row)."""
 
     none = "none"
     double_row = "double_row"

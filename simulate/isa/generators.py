@@ -1,4 +1,4 @@
-"""Which random generator an instruction draws from, and what several of them share."""
+"""Random generators of the engines: which one an instruction draws from, how it draws, rules of their state tiles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from simulate.numerics import random
 
 
 def vector_generator(hardware: Hardware) -> State:
-    """Return the Vector engine's generator: shift registers, and from gen4 on four XORWOW generators per lane."""
+    """Return the kind of the Vector engine's generator: four XORWOW generators per lane from gen4 on, else an LFSR."""
     return State.vector_xorwow if hardware.vector_random_state else State.vector_lfsr
 
 
 def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
-    """Draw 32 random bits per element (P, elements) for the lanes of a tile; return them and all lanes' next state."""
+    """Return random words uint32 (P, elements) for a tile of P partitions, and the next state of all lanes.
+
+    The first P lanes advance, the others keep their state; `state` itself is not changed.
+
+    Args:
+        generator: Kind of generator.
+        state: State of all lanes, uint32 (lanes, words).
+        tile: The tile to fill, of which shape and elements per partition count.
+    """
     rows = tile.shape[0]
     advance = random.advance_lfsr if generator is State.vector_lfsr else random.advance_xorwow
     words, lanes = advance(state[:rows], tile.free_size)
@@ -29,7 +37,13 @@ def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarr
 
 
 def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
-    """Return the engine whose generator state is moved; unknown means GpSimd, which has one wherever any has."""
+    """Return the engine whose generator state an instruction reads or writes, and the kind of that generator.
+
+    unknown means GpSimd, which has a generator on every chip with readable state.
+
+    Raises:
+        RuleViolation: The chip's generator state cannot be read, or the engine has none.
+    """
     generator_state_on_chip(hardware)
     if engine is Engine.unknown:
         engine = Engine.gpsimd
@@ -51,7 +65,7 @@ def generator_state_on_chip(hardware: Hardware) -> None:
         raise RuleViolation(generator_state_on_chip, f"generator state on {hardware.name}")
 
 
-@rule("NKW-RANDOM-STATE-SHAPE")
+@rule("NKW-RANDOM-STATE-SHAPE", hint="allocate it as a 2D uint32 tile of that shape")
 def state_words(operand: str, tile: NkiTensor, engine: Engine) -> None:
     """Generator state is a 2D uint32 tile with 6 words per partition for GpSimd, 24 for Vector."""
     words = random.XORWOW_WORDS * (4 if engine is Engine.vector else 1)

@@ -17,7 +17,11 @@ _ROUNDS_TO_INFINITY = float32.max + 2.0 ** (127 - 24)  # half a unit in the last
 
 
 def float32_number(operand: str, value: Any) -> np.float32:
-    """Return a number as float32."""
+    """Return a compile-time number as float32; one that rounds to the largest float32 is accepted.
+
+    Raises:
+        RuleViolation: The value is no number, or is finite and beyond the range of float32.
+    """
     is_number(operand, value)
     if not _rounds_to_float32(value):
         raise RuleViolation(fits_float32, f"{operand}={value!r:.60}", limit=f"{float32.max}")

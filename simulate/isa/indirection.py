@@ -19,7 +19,20 @@ def is_indirect(tile: NkiTensor) -> bool:
 
 
 def check(hardware: Hardware, engine: Engine, dst: NkiTensor, data: NkiTensor, *engines: Engine) -> None:
-    """Check the rules of an instruction that gathers `data` or scatters `dst`; `engines` have such instructions."""
+    """Check the rules of an instruction that gathers `data` (a view by .indirect) or scatters to such a view `dst`.
+
+    Does nothing if neither is such a view.
+
+    Args:
+        hardware: Record of the chip.
+        engine: Engine of the instruction.
+        dst: Tile that is written.
+        data: Tile that is read.
+        engines: Engines that gather and scatter with this instruction; none if all do.
+
+    Raises:
+        RuleViolation: A rule is broken.
+    """
     gathers, scatters = is_indirect(data), is_indirect(dst)
     if not (gathers or scatters):
         return
@@ -37,14 +50,14 @@ def check(hardware: Hardware, engine: Engine, dst: NkiTensor, data: NkiTensor, *
 
 
 def check_gather(hardware: Hardware, data: NkiTensor) -> None:
-    """Check the rules of an operand that may be gathered."""
+    """Check the rules of an operand that may be a view by .indirect; raise RuleViolation if one is broken."""
     if is_indirect(data):
         _check_list(hardware, data)
         starts_with_index("data", data, data)
 
 
 def on_tensor_engine(tile: NkiTensor) -> NkiTensor:
-    """Return the view as the Tensor engine reads it, whose groups have 32 partitions."""
+    """Return an equal view whose groups have 32 partitions, as on the Tensor engine; a tile itself if not indirect."""
     dynamic = tile.dynamic
     if dynamic is None or not dynamic.group:
         return tile
@@ -65,7 +78,9 @@ def _index(tile: NkiTensor) -> NkiTensor:
     return tile.dynamic.index
 
 
-@rule("NKW-INDIRECT-QUADRANT")
+@rule(
+    "NKW-INDIRECT-QUADRANT", hint="allocate the index as a tile of its own from partition 0, 32, 64 or 96 on"
+)
 def index_on_quadrant(hardware: Hardware, index: NkiTensor) -> None:
     """The index of every .indirect view starts on a quadrant, a partition that is a multiple of 32."""
     start = rules.first_partition(index)

@@ -10,7 +10,14 @@ from nkw.errors import RuleViolation, rule
 
 
 def rule_of_hints(stationary: bool, moving: bool) -> Callable[..., None] | None:
-    """Return the rule about the values of operands that are declared to be ones and zeros; None without hints."""
+    """Return a function that refuses declared operands with other values than 0 and 1; None if no operand is declared.
+
+    The function takes the stationary and the moving operand's values.
+
+    Args:
+        stationary: Whether is_stationary_onezero was given.
+        moving: Whether is_moving_onezero was given.
+    """
     if not (stationary or moving):
         return None
 

@@ -1,8 +1,9 @@
 """Templates: plans made once for all calls with equal constants and operands of equal layouts.
 
 A planner is pure: what it refuses, chooses and costs follows from the chip, from the layouts of its tensors and from
-its constants. So a call is planned for stand-ins, tensors of the same layouts without bytes, and that plan is the
-template of every later call that differs in its tensors only. A kernel's loops make few different calls.
+its constants. So a call is planned for stand-ins, tensors of the same layouts without bytes. That plan is the template
+of every later call that differs in its tensors only. A kernel's loops make few different calls. `book.bind` uses this
+module.
 
 Barriers and sends between cores, whose terms name tensors, and calls with a value that may change are planned anew
 every time.
@@ -38,7 +39,14 @@ _BY_IDENTITY = {Hardware, DType, FunctionType, BuiltinFunctionType, np.ufunc}
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """An operand that the planner made: a view of the allocation of argument number `argument`."""
+    """Operand that the planner made: a view of the allocation of one of the call's tensors.
+
+    Attributes:
+        argument: Index of that tensor in the list of `key_of`.
+        layout: Layout of the view.
+        dynamic: Run-time component of the view's address, or None.
+        index: Index, in the same list, of the tensor that is the index of `dynamic`; -1 without one.
+    """
 
     argument: int
     layout: Layout
@@ -53,7 +61,7 @@ class _View:
 
 
 class KnownCall:
-    """The template of a call, and which of the call's tensors each operand is."""
+    """Template of a call, and which of the call's tensors each operand of the plan is."""
 
     __slots__ = ("_are_arguments", "_constants", "_reads", "_writes", "template")
 
@@ -63,7 +71,7 @@ class KnownCall:
     def __init__(
         self, planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Plan the call for stand-ins. Raises what the planner raises, in which the stand-ins have no names."""
+        """Plan the call for stand-ins; raises what the planner raises, with stand-ins that have no names."""
         values = (*args, *kwargs.values())
         # Kept alive, because the key knows some by their identity.
         self._constants = [*context, *[value for value in values if not _tensors_of(value)]]
@@ -95,7 +103,11 @@ class KnownCall:
         self.template = Template(planner.__name__, plan) if shared and None not in operands else None
 
     def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
-        """Return what the instruction reads and what it writes, where it is called with these tensors."""
+        """Return the tensors that the instruction reads and those that it writes, for a call with these tensors.
+
+        Args:
+            tensors: The call's tensors as `key_of` lists them.
+        """
         if self._are_arguments:
             get_tensor = tensors.__getitem__
             return tuple(map(get_tensor, self._reads)), tuple(map(get_tensor, self._writes))  # type: ignore[arg-type]
@@ -107,14 +119,14 @@ class KnownCall:
 
 
 class Memo:
-    """Known calls by their key; emptied when `capacity` of them are known."""
+    """Calls planned so far, `KnownCall` by the key of `key_of`; emptied before it exceeds `capacity`."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
         self.calls: dict[tuple[Any, ...], KnownCall] = {}
 
     def add(self, key: tuple[Any, ...], call: KnownCall) -> None:
-        """Record a call."""
+        """Record a call under its key; empties a full memo before."""
         if len(self.calls) >= self.capacity:
             self.calls.clear()
         self.calls[key] = call
@@ -123,7 +135,11 @@ class Memo:
 def key_of(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], list[NkiTensor]] | None:
-    """Return the key of a call, and its tensors with their indices; None for a call that is planned again."""
+    """Return the key of a call, and the tensors among its arguments, each followed by its run-time index tile.
+
+    Two calls with equal keys have equal plans apart from their tensors. None for a call with an argument that may
+    change or is of an unknown type, which is planned anew every time.
+    """
     items: list[Any] = [planner, len(args), *kwargs]
     tensors: list[NkiTensor] = []
     storages: list[int] = []
@@ -191,7 +207,7 @@ def _make_stand_in(
 
 
 def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
-    """Return tensors, each followed by the index of its run-time address, in the order of `key_of`."""
+    """Return a new list of tensors, each followed by the index tile of its run-time address, as in `key_of`."""
     indexed: list[NkiTensor] = []
     for tensor in tensors:
         indexed.append(tensor)
@@ -201,7 +217,10 @@ def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
 
 
 def _operand(tensor: NkiTensor, arguments: list[NkiTensor]) -> int | _View | None:
-    """Return which argument an operand of a plan is, or which view of which argument; None if it is neither."""
+    """Return an operand of a plan as its index in `arguments`, or as the view of an argument's allocation that it is.
+
+    None if it is neither.
+    """
     for number, argument in enumerate(arguments):
         if argument is tensor:
             return number

@@ -1,7 +1,9 @@
-"""MX formats: four values packed into one element, one power-of-two scale per 8 partitions x 4 values.
+"""MX formats: an element packs four values, and 8 partitions x 4 values share one power-of-two scale.
 
-The scale of partition group g lies in row 32 (g // 4) + g % 4 of the scale tile, whose view starts at
-partition 0, 4, 8 or 12 of a quadrant: every quadrant of data uses four rows of the same quadrant of scales.
+These 8 partitions are a group. The scale of partition group g lies in row 32 (g // 4) + g % 4 of the scale tile, whose
+view starts at partition 0, 4, 8 or 12 of a quadrant: every quadrant of data uses four rows of the same quadrant of
+scales. A biased exponent e stands for the scale 2**(e - 127), and 255 for NaN. The planners of quantize_mx and
+nc_matmul_mx use this module.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ _SCALE_STARTS = (0, 4, 8, 12)
 
 
 def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
-    """Check the rules of the scale tile that belongs to `data` with `columns` packed elements per partition."""
+    """Check the rules of the scale tile that belongs to `data`; raise RuleViolation if one is broken.
+
+    Args:
+        hardware: Record of the chip.
+        operand: Name of the scale tile, for messages.
+        scale: The scale tile.
+        data: The packed tile.
+        columns: Packed elements per partition of `data`.
+    """
     rules.is_tensor(operand, scale)
     rules.lies_in(operand, scale, MemoryRegion.sbuf)
     rules.partitions_within_limit(hardware, operand, scale)
@@ -35,7 +45,14 @@ def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTen
 
 
 def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: int) -> tuple[NkiTensor, ...]:
-    """Return the views of a scale tile with the scales of `data`: one per quadrant, (4, columns) or fewer rows."""
+    """Return the views of a scale tile that have the scales of `data`, one per quadrant of data with up to four rows.
+
+    Args:
+        hardware: Record of the chip.
+        scale: The scale tile.
+        data: The packed tile.
+        columns: Packed elements per partition of `data`; a 2D scale tile is cut to so many columns.
+    """
     width = hardware.partitions_per_quadrant
     groups = data.shape[0] // GROUP_PARTITIONS
     per_quadrant = width // GROUP_PARTITIONS
@@ -46,7 +63,7 @@ def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: i
 
 
 def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Return biased exponents (groups, columns) from the rows of a scale tile, as int32."""
+    """Return the biased exponents int32 (groups, columns) in the arrays of a scale tile's rows."""
     joined = np.concatenate([flat(row_view) for row_view in rows], axis=0)
     if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see stored_scale
         exponents = np.frexp(joined)[1] - 1 + SCALE_BIAS
@@ -55,19 +72,23 @@ def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def scale_values(biased: np.ndarray) -> np.ndarray:
-    """Return the float32 scales that biased exponents stand for."""
+    """Return the float32 scales 2**(e - 127) of biased exponents e; NaN for 255."""
     powers = np.ldexp(np.float32(1), biased - SCALE_BIAS)
     return np.where(biased == SCALE_NAN, np.float32(np.nan), powers)
 
 
 def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return biased exponents as the scale tile stores them."""
+    """Return biased exponents as an array of the storage dtype in which a scale tile of `dtype` keeps them."""
     if dtype.storage == np.float32:  # how NKI_PRECISE_FP=0 keeps float8_e8m0fnu
         return scale_values(biased)
     return biased.astype(np.uint8).view(dtype.storage)
 
 
-@rule("NKW-MX-SCALE-START", limit="0, 4, 8 or 12 of a quadrant")
+@rule(
+    "NKW-MX-SCALE-START",
+    limit="0, 4, 8 or 12 of a quadrant",
+    hint="slice the scale tile as scale[0:…], scale[4:…], scale[8:…] or scale[12:…] of a quadrant",
+)
 def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
     """A scale tile starts at partition 0, 4, 8 or 12 of a quadrant."""
     start = rules.first_partition(scale)

@@ -1,4 +1,4 @@
-"""The plan of one instruction: the result of planning, and the only thing `issue` acts upon."""
+"""`Plan`: the result of planning one instruction, and the only thing that `simulate.run.issue` acts upon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class Domain(Enum):
 
 
 class Accumulate(Enum):
-    """A matmul's way to write PSUM: overwrite, add, or decide per element whether it was written before."""
+    """Way in which a matmul writes PSUM.
+
+    overwrite: the product replaces the content. add: the product is added to it. first_write_overwrites: added only to
+    elements that a matmul wrote before.
+    """
 
     overwrite = "overwrite"
     add = "add"
@@ -46,7 +50,7 @@ class State(Enum):
     gpsimd_xorwow = "gpsimd_xorwow"
 
     def initial(self, partitions: int) -> np.ndarray:
-        """Return the state that a kernel finds before it has set it.
+        """Return the state that a kernel finds before it has set it, one row per partition.
 
         Nothing is documented. The Scalar accumulators are zero; the Vector ones count as undefined (NaN), as they do
         after every instruction that leaves them idle; generators are seeded with 0, so that runs repeat.
@@ -82,10 +86,16 @@ class Phase(Enum):
 
 
 class Term(NamedTuple):
-    """A part of one phase of a cost: the fields of the hardware record that decide it, and how long it is.
+    """Part of one phase of a cost.
 
-    It `grows` with the operands or is fixed. The terms of a phase stand in the order in which they pass; the last one
-    also accounts for what a schedule adds to the phase: a throttled clock, shared ports, other DMAs.
+    The terms of a phase stand in the order in which they pass; the last one also accounts for what a schedule adds to
+    the phase: a throttled clock, shared ports, other DMAs.
+
+    Attributes:
+        phase: The phase.
+        numbers: Fields of the hardware record that decide the term.
+        ns: How long it is.
+        grows: Whether it grows with the operands, or is fixed.
     """
 
     phase: Phase
@@ -96,7 +106,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DmaCost:
-    """The phases of one DMA; see `simulate.isa.dma_costs` for their sources."""
+    """Phases of one DMA; see `simulate.isa.dma_costs` for their sources."""
 
     bytes: int
     descriptors: int
@@ -113,16 +123,24 @@ class DmaCost:
 class Cost:
     """Time on the instruction's engine, in that engine's cycles.
 
-    `interval_cycles` is start to start of independent instructions on one engine, `latency_cycles` issue to result
-    usable. `flops` counts multiply and add as two; `table` names the activation table the instruction needs.
-    `streamed_cycles` is how long columns stream through the array at its full clock: what the activity throttle sees,
-    no time of its own. `fast_mode`: the Vector engine handles several elements per cycle. `stationary` tells how a
-    stationary tile is read and where in the array it lies; None where that is not known before the run, and for
-    transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
-    `clears`: writes zeros and nothing else. `cells`: the cells of the array that a matmul in a tile of it takes; none
-    for the whole array. A cell is as large as the smallest tile that the chip has: 64 rows and columns on gen2, 32 on
-    later ones. `explain` gives the terms, which no launch needs and a profile asks for. `again` works the cost out by
-    another record of the chip.
+    Attributes:
+        interval_cycles: Start to start of independent instructions on the engine.
+        latency_cycles: Issue to usable result.
+        flops: Floating-point operations; multiply and add count as two.
+        table: Set of activation tables that the instruction needs, or None.
+        dma: Phases of a DMA, or None.
+        rendezvous_ns: Time from when all members of a rendezvous wait.
+        streamed_cycles: How long columns stream through the array at its full clock: what the activity throttle sees,
+            no time of its own.
+        fast_mode: Whether the Vector engine handles several elements per cycle.
+        stationary: How a stationary tile is read and where in the array it lies. None if that is not known before the
+            run, and for transposes, whose tile is data.
+        kept_cycles: How much shorter the interval is if the array holds the stationary tile already.
+        clears: Whether it writes zeros and nothing else.
+        cells: Cells of the array that a matmul in a tile of the array takes; empty for the whole array. A cell is as
+            large as the chip's smallest tile of the array: 64 rows and columns on gen2, 32 on later ones.
+        explain: Function that returns the terms, which no launch needs and a profile asks for.
+        again: Function that computes the cost by another record of the chip.
     """
 
     interval_cycles: float
@@ -142,19 +160,19 @@ class Cost:
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """What the times are made of: terms of the issue add up to the interval, all of them to the latency."""
+        """Parts of the times: terms of the phase `issue` add up to the interval, all terms to the latency."""
         assert self.explain is not None, "the cost of an instruction says what it is made of"
         return self.explain()
 
     def on(self, hardware: Hardware) -> Cost:
-        """Return the cost of the same instruction by another record of the chip, whose numbers of times differ."""
+        """Return the cost of the same instruction by another record of the chip, whose times may differ."""
         assert self.again is not None, "the cost of an instruction comes from a cost function"
         return self.again(hardware)
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """A result of which only the elements that `chosen` selects are written."""
+    """Result of which only the elements that the bool array `chosen` selects are written."""
 
     values: np.ndarray
     chosen: np.ndarray
@@ -162,7 +180,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """An instruction that several cores carry out together.
+    """Instruction that several cores carry out together.
 
     Members are the cores or ranks that enter with the same `key`. They must agree on `terms`; then `exchange` turns the
     operands of all members, in member order, into the results of each.
@@ -179,7 +197,14 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class Registers:
-    """An instruction's use of its engine's accumulator registers, those of the first `rows` partitions."""
+    """Use of the engine's accumulator registers of the first `rows` partitions by an instruction.
+
+    Attributes:
+        command: reduce_cmd of the instruction.
+        operator: Name of the operator that accumulates.
+        rows: Number of partitions.
+        read_out: Whether the instruction writes the registers to reduce_res.
+    """
 
     command: ReduceCmd
     operator: str
@@ -191,7 +216,7 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The argument of a table function: `of` computes it from the operands of `reads`."""
+    """Argument of a table function: `compute` returns it from the operands of the plan's `reads`."""
 
     function: ActivationFunction
     compute: Callable[..., np.ndarray]
@@ -264,7 +289,7 @@ DRAWS, SEEDS = Effects(random=RandomUse.draws), Effects(random=RandomUse.seeds)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One instruction, planned: engine, what it reads and writes, how to compute it, and what it costs.
+    """Plan of one instruction: engine, what it reads and writes, how to compute it, and what it costs.
 
     Engine, footprint, meaning and cost have no defaults, so none can be forgotten. `compute` takes the operands of
     `reads` in order (after the core's state, if `state` is set) and returns one array per entry of `writes` (and then
@@ -300,11 +325,11 @@ class Plan:
     """Facts for detectors and reports. Equal effects are one object, so that a stream keeps each once."""
 
     def over(self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> Plan:
-        """Return the same instruction on other tensors of the same layouts."""
+        """Return the plan of the same instruction on other tensors, of the same layouts as this plan's."""
         return Plan(self.engine, reads, writes, *_facts(self))
 
     def template(self) -> Plan:
-        """Return the same instruction on stand-ins: what a stream keeps, since it has no memory of a launch."""
+        """Return the plan of the same instruction on stand-ins, tensors without bytes, which outlive the launch."""
         storages: dict[int, Storage] = {}
         made = {id(tensor): stand_in(tensor, storages) for tensor in (*self.reads, *self.writes)}
         return self.over(
@@ -313,9 +338,10 @@ class Plan:
 
 
 def complete(plan: Plan) -> Plan:
-    """Apply the rules of every instruction to a plan; returns it with the undocumented uses that they find.
+    """Apply the rules of every instruction to a plan; return it, with a name that is no string added to `undocumented`.
 
-    Raises RuleViolation where the plan cannot be carried out.
+    Raises:
+        RuleViolation: The plan cannot be carried out, because an engine would compute with 64-bit integers.
     """
     sixty_four_bits_are_moved(plan)
     try:
@@ -351,8 +377,12 @@ _NO_BYTES = np.empty(0, np.uint8)
 def stand_in(tensor: NkiTensor, storages: dict[int, Storage]) -> NkiTensor:
     """Return a tensor of the same layout, over an allocation that has no bytes.
 
-    `storages` has the allocations without bytes so far, by the id of the one they stand for: tensors that share an
-    allocation share its stand-in, because rules may ask whether they do.
+    Tensors that share an allocation share its stand-in, because rules may ask whether they do. The index of a run-time
+    address is replaced too.
+
+    Args:
+        tensor: The tensor.
+        storages: Allocations without bytes so far, by the id of the allocation that each stands for; extended.
     """
     storage, dynamic = storages.get(id(tensor.storage)), tensor.dynamic
     if storage is None:

@@ -1,11 +1,11 @@
-"""Which elements of a result are defined, given which elements of the operands are.
+"""Which elements of an instruction's results are defined, if some elements of its operands are not.
 
-Kernels transpose, copy and scale whole tiles of which they filled a part, and use that part only; on the chip the
-rest is whatever was there. An instruction whose plan names one of these functions may read such a tile: results of
-undefined elements are poison. Every other instruction refuses to read them.
+Kernels transpose, copy and scale whole tiles of which they filled a part, and use that part only; on the chip the rest
+is whatever was there. An instruction whose plan names one of these functions as `propagate` may read such a tile:
+results of undefined elements are then marked as poison. Every other instruction refuses to read them.
 
-Each function takes the plan and one array of bools per operand, of the operand's shape, and gives one per result, or
-None where the read is refused after all.
+A mask is a bool array of a tensor's shape, True where the element is defined. Each function takes the plan and a mask
+for each operand in `plan.reads`, and returns a mask for each tensor in `plan.writes`. None refuses the read after all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from simulate.isa.shapes import flat
 
 
 def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return masks of results that depend on one element of each operand; a (P, 1) operand serves its partition."""
+    """Return the mask of a result each element of which depends on one element of each operand.
+
+    A (P, 1) operand counts for its whole partition.
+    """
     (dst,) = plan.writes
     result = np.ones(dst.shape, bool)
     for mask in defined:
@@ -27,7 +30,10 @@ def elementwise(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Move bools as the instruction moves the values, since it only moves elements."""
+    """Return the mask of a result whose elements are moved from operands: the masks are moved like the values.
+
+    Elements that a masked result does not write count as defined.
+    """
     (result,), (dst,) = plan.compute(*defined), plan.writes
     if isinstance(result, Masked):
         return [result.values.reshape(dst.shape) | ~result.chosen.reshape(dst.shape)]
@@ -35,7 +41,10 @@ def moved(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def quantized(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return masks where eight partitions of four elements share a scale: all are defined, or no packed element is."""
+    """Return the masks of quantize_mx's results: packed elements and scales.
+
+    Eight partitions of four elements share a scale; they and the scale are undefined if one of the elements is.
+    """
     dst, *scales = plan.writes
     partitions, columns = dst.shape[0], dst.free_size
     groups = defined[0].reshape(partitions // 8, 8, columns, -1).all(axis=(1, 3))
@@ -45,7 +54,10 @@ def quantized(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def contracted_with_scales(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return masks as `contracted`, with rows of scales of the first operand, then as many of the second."""
+    """Return the mask of nc_matmul_mx's result: an element depends on a column of each operand and on its scales.
+
+    The masks are those of stationary, moving, the rows of stationary's scales and as many rows of moving's scales.
+    """
     stationary, moving, *scales = (flat(mask).all(axis=0) for mask in defined)
     half = len(scales) // 2
     columns = [
@@ -55,7 +67,10 @@ def contracted_with_scales(plan: Plan, defined: list[np.ndarray]) -> list[np.nda
 
 
 def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return masks of results whose partition depends on that of the first operand; others must be defined."""
+    """Return the mask of a result whose partitions depend each on all elements of that partition of the first operand.
+
+    None if another operand has an undefined element.
+    """
     if not all(mask.all() for mask in defined[1:]):
         return None
     (dst,) = plan.writes
@@ -64,7 +79,10 @@ def by_partition(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | No
 
 
 def within_partitions(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return masks of results whose partition depends on that partition of every operand; every result has one."""
+    """Return masks of results whose partitions depend each on all elements of that partition of every operand.
+
+    None if every partition has an undefined element.
+    """
     rows = np.logical_and.reduce([flat(mask).all(axis=1) for mask in defined])
     if not rows.any():
         return None
@@ -72,26 +90,29 @@ def within_partitions(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]
 
 
 def reduced(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray] | None:
-    """Return masks of results that depend on the trailing elements of a partition that they reduce."""
+    """Return the mask of a result each element of which reduces trailing elements of a partition of the first operand.
+
+    None if the result would have no defined element.
+    """
     (dst,) = plan.writes
     result = defined[0].reshape(dst.shape[0], dst.free_size, -1).all(axis=2)
     return [result.reshape(dst.shape)] if result.any() else None
 
 
 def by_row(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return masks of results of which the n-th depends on all elements of the n-th operand."""
+    """Return masks of results of which the n-th is defined if all elements of the n-th operand are."""
     return [np.full(dst.shape, mask.all()) for dst, mask in zip(plan.writes, defined)]
 
 
 def transposed(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Transpose the first operand's mask, as the instruction does bit by bit."""
+    """Return the first operand's mask, (partitions, elements), transposed."""
     return [flat(defined[0]).T.reshape(plan.writes[0].shape)]
 
 
 def contracted(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the mask of a product of every column of the first operand with every column of the second.
+    """Return the mask of a matmul: element (i, j) depends on column i of the first operand and column j of the second.
 
-    Without a second operand, it is an identity.
+    Without a second operand that one is an identity, which is defined.
     """
     stationary, *moving = (flat(mask).all(axis=0) for mask in defined)
     columns = moving[0] if moving else np.ones(defined[0].shape[0], bool)
@@ -99,5 +120,5 @@ def contracted(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def contracted_in_pairs(plan: Plan, defined: list[np.ndarray]) -> list[np.ndarray]:
-    """Return masks as `contracted`, with operands (K, 2, columns) whose pairs are summed."""
+    """Return the mask of a matmul of operands (K, 2, columns), whose pairs are summed; otherwise as `contracted`."""
     return contracted(plan, [mask.reshape(mask.shape[0] * 2, -1) for mask in defined])

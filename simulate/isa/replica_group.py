@@ -11,7 +11,10 @@ from simulate.memory import NKIObject
 
 @dataclass(frozen=True)
 class ReplicaGroup(NKIObject):
-    """Disjoint lists of ranks; each list carries out a collective of its own, in the order of the list."""
+    """Disjoint lists of ranks, such as [[0, 1], [2, 3]]: each list carries out a collective of its own, in its order.
+
+    Raises RuleViolation if `groups` is no list of disjoint, non-empty lists of ranks.
+    """
 
     groups: Any
 
@@ -20,7 +23,7 @@ class ReplicaGroup(NKIObject):
         object.__setattr__(self, "groups", tuple(tuple(int(rank) for rank in group) for group in self.groups))
 
     def find_group(self, rank: int) -> tuple[int, ...]:
-        """Return the list of ranks that contains `rank`."""
+        """Return the list of ranks that contains `rank`; raise RuleViolation if no list does."""
         for group in self.groups:
             if rank in group:
                 return group

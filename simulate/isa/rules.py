@@ -1,7 +1,8 @@
-"""The rules that more than one instruction obeys; each is a small function that carries the sentence it enforces.
+"""Rules that more than one instruction obeys; each is a function that raises RuleViolation, and carries its sentence.
 
-Rules ask the hardware record for a limit and never for a chip by name. Sources: the layout rules of the Trainium
-architecture guides and the parameter notes of the nki.isa reference (NKI 0.6.0).
+Rules ask the hardware record for a limit and never for a chip by name. `operand`, `first` and `second` are the names of
+operands for messages. Sources: the layout rules of the Trainium architecture guides and the parameter notes of the
+nki.isa reference (NKI 0.6.0).
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 def violations(*applications: tuple[Any, ...]) -> tuple[RuleViolation, ...]:
-    """Return the violations of rules that do not end the planning; each application is a rule and its arguments.
+    """Apply rules, and return the violations that they raise instead of ending the planning.
 
     For rules of `simulate.level.UNDOCUMENTED` and `WARNED`: the plan's `undocumented` carries the violations to the
     launch, whose rules refuse or tolerate them.
+
+    Args:
+        applications: Tuples of a rule function and its arguments.
     """
     caught = []
     for apply, *arguments in applications:
@@ -44,7 +48,7 @@ def is_flag(operand: str, value: Any) -> None:
 
 
 def flags(**values: Any) -> tuple[tuple[Any, ...], ...]:
-    """Return the applications of `is_flag` to several arguments, for `violations`."""
+    """Return (is_flag, name, value) for each keyword argument: the applications that `violations` takes."""
     return tuple((is_flag, operand, value) for operand, value in values.items())
 
 
@@ -86,7 +90,10 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
 
 
 def may_start(hardware: Hardware, tile: NkiTensor) -> bool:
-    """Return whether an engine can access a tile from the partition at which it starts."""
+    """Return whether an engine can access a tile's partitions from its first one on.
+
+    More than 64 partitions must start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32, and end on the chip.
+    """
     start, count = first_partition(tile), tile.shape[0]
     return start % _start_step(count) == 0 and start + count <= hardware.partitions
 
@@ -133,7 +140,7 @@ def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) ->
 
 
 def _stored_elements(tile: NkiTensor) -> int:
-    """Return the elements per partition that take memory."""
+    """Return the elements per partition that take memory, without repetitions by dims of stride 0."""
     return math.prod(size for size, stride in zip(tile.shape[1:], tile.strides[1:]) if stride)
 
 
@@ -213,10 +220,17 @@ def not_indirect(operand: str, tile: NkiTensor) -> None:
 def check_tile(
     hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegion, indirect: bool = False
 ) -> None:
-    """Check the layout rules of one on-chip operand; `indirect` where the reference lists it for tensor indirection.
+    """Check the layout rules of an on-chip operand; raise RuleViolation if one is broken.
 
-    One run-time offset for the whole tile, as `.ap(scalar_offset=…)` and `.select` give, is a register in the
-    access pattern of any engine and always allowed.
+    One run-time offset for the whole tile, as `.ap(scalar_offset=…)` and `.select` give, is a register in the access
+    pattern of any engine and always allowed.
+
+    Args:
+        hardware: Record of the chip.
+        operand: Name of the operand, for messages.
+        tile: The operand as the kernel gives it.
+        allowed: Memories in which it may be; none for SBUF and PSUM.
+        indirect: Whether the reference lists the operand for tensor indirection (`.indirect`).
     """
     is_tensor(operand, tile)
     if tile.buffer not in (allowed or (SBUF, PSUM)):
@@ -240,7 +254,14 @@ def check_tile(
 
 
 def check_unpacked(hardware: Hardware, *allowed: MemoryRegion, indirect: bool = False, **tiles: Any) -> None:
-    """Check the layout rules of several on-chip operands, as `check_tile` does; none has a packed dtype."""
+    """Check the layout rules of several on-chip operands as `check_tile`, and that none has a packed dtype.
+
+    Args:
+        hardware: Record of the chip.
+        allowed: Memories in which they may be; none for SBUF and PSUM.
+        indirect: Whether the reference lists the operands for tensor indirection (`.indirect`).
+        tiles: The operands by name.
+    """
     for operand, tile in tiles.items():
         check_tile(hardware, operand, tile, *allowed, indirect=indirect)
         not_packed(operand, tile)
@@ -290,7 +311,7 @@ def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) 
 
 
 def repeated_row(operand: str, partitions: int) -> str:
-    """Return the hint for a row that is meant for all partitions."""
+    """Return the hint that says how to repeat an operand of one row over `partitions` partitions."""
     return (
         f"{operand} has one row, which engines do not repeat: load it into {partitions} partitions with "
         f"nl.load(row.broadcast(0, {partitions})), row being the (1, N) tensor in HBM"
@@ -317,7 +338,7 @@ def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -
 
 
 def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """Check that tiles have the same partitions and the same elements per partition."""
+    """Raise RuleViolation unless two tiles have equally many partitions and elements per partition; dims may differ."""
     if tile.shape != other.shape:
         same_partitions(first, tile, second, other)
         same_free_size(first, tile, second, other)
@@ -421,12 +442,12 @@ def binary(operand: str, operator: AluOperator) -> None:
 
 
 def is_bitvec(operator: AluOperator) -> bool:
-    """Return whether an operator works on raw bits."""
+    """Return whether an operator belongs to the bitvec family, which works on raw bits."""
     return operator.family is OperatorFamily.bitvec
 
 
 def first_partition(tile: NkiTensor) -> int:
-    """Return the partition at which an on-chip view starts."""
+    """Return the number of the partition at which an on-chip view starts within its allocation."""
     storage = tile.storage
     per_partition = storage.nbytes // storage.shape[0]
     return tile.offset * tile.dtype.storage.itemsize // per_partition

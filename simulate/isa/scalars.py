@@ -1,4 +1,4 @@
-"""Arithmetic on run-time scalars: 32-bit or 64-bit integers in registers, as `NkiScalar` (0.7) writes it."""
+"""Planner of arithmetic on run-time scalars: 32-bit or 64-bit integers in registers, as `NkiScalar` (0.7) writes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EFFECTS = Effects(is_scalar_arithmetic=True)
 
 
 class ScalarOperator(Enum):
-    """An operator of two scalars; sums and products wrap to their width, comparisons give 1 or 0."""
+    """Operator of two scalars; sums and products wrap to their width, comparisons give 1 or 0."""
 
     add = np.add
     subtract = np.subtract
@@ -30,7 +30,7 @@ class ScalarOperator(Enum):
 
     @property
     def compares(self) -> bool:
-        """Whether the result is a truth value."""
+        """Whether the operator is a comparison, whose result is 1 or 0."""
         return self not in (ScalarOperator.add, ScalarOperator.subtract, ScalarOperator.multiply)
 
 
@@ -41,9 +41,16 @@ def scalar_arithmetic(
     left: NkiTensor | int,
     right: NkiTensor | int,
 ) -> Plan:
-    """Compute dst = left operator right, (1, 1) cells or numbers of dst's width, on the Sync stream.
+    """Return the plan of dst = left operator right on the Sync stream.
 
     Cost: none is published; one of an instruction between registers, as for register_move.
+
+    Args:
+        hardware: Record of the chip.
+        operator: The operator.
+        dst: (1, 1) cell of the register that gets the result.
+        left: (1, 1) cell of dst's dtype, or a number of its width.
+        right: As `left`.
     """
     sides = (left, right)
     element = dst.dtype.storage

@@ -1,4 +1,4 @@
-"""Shared by the searches for eight values per partition: max8, nc_find_index8, nc_match_replace8."""
+"""Functions and rules that max8, nc_find_index8 and nc_match_replace8 share: searches for 8 values per partition."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ INDEX_DTYPES = ("uint16", "uint32")
 def match_in_slot_order(
     rows: np.ndarray, targets: np.ndarray, slots: Iterable[int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield each slot in turn: the slot, whether each partition has its value free, and its first position.
+    """Yield (slot, matched, positions) for each slot in turn: where each partition has the slot's target value first.
 
-    A position is taken once. Comparison is float32 equality: -0 equals 0, and NaN equals nothing, so that a taken
-    position can be marked with it.
+    `matched` is bool (P,), whether the partition has the value at an element that no slot before took; `positions` is
+    the index of that element, and has no meaning where `matched` is False. Comparison is float32 equality: -0 equals 0,
+    and NaN equals nothing.
+
+    Args:
+        rows: Elements of each partition, (P, elements).
+        targets: Values to find, (P, 8); column s belongs to slot s.
+        slots: Slots in the order in which they take elements.
     """
     unmatched = rows.copy()
     partitions = np.arange(rows.shape[0])
@@ -33,12 +39,15 @@ def match_in_slot_order(
 
 
 def all_ones(index: NkiTensor) -> np.float32:
-    """Return the index of a value that is missing. For 32 bits it is 2**32 - 1 after saturation."""
+    """Return the index that stands for a missing value: the largest integer of the index tile's dtype, as float32.
+
+    For 32 bits it rounds to 2**32, which is 2**32 - 1 after saturation.
+    """
     return np.float32(np.iinfo(index.dtype.storage).max)
 
 
 def check_searched(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """Check the rules of the tile that max8 and nc_find_index8 search."""
+    """Check the rules of the tile that max8 and nc_find_index8 search; raise RuleViolation if one is broken."""
     rules.check_tile(hardware, operand, tile)
     rules.not_packed(operand, tile)
     searchable(hardware, operand, tile)
@@ -56,7 +65,7 @@ def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
         )
 
 
-@rule("NKW-SEARCH-EIGHT")
+@rule("NKW-SEARCH-EIGHT", hint="allocate it as (P, 8), P being the partitions of data")
 def is_eight_wide(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
     """Values and indices of a search are eight per partition."""
     if tile.shape[0] != data.shape[0] or tile.free_size != 8:

@@ -1,4 +1,4 @@
-"""Templates: what all events of equal calls have in common."""
+"""Templates: what all events of equal calls have in common. A stream refers to one template for each event."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ READ, WRITE, ACCUMULATE = 0, 1, 2
 
 
 class Template:
-    """An instruction apart from its tensors: its name, its plan over stand-ins, and a box for each operand.
+    """Instruction apart from its tensors: its name, its plan over stand-ins (tensors without bytes), a box per operand.
 
     A box is (mode, first row, end row, first byte, end byte) of the operand's view in its own allocation, not an
-    address: it holds for all tensors of that layout. ACCUMULATE is a matmul's write that may add to what it finds;
-    WRITE does not read it.
+    address: it holds for all tensors of that layout. Rows are partitions on chip. Mode ACCUMULATE is a matmul's write
+    that may add to what it finds; WRITE does not read it.
 
-    Operands stand in the order of the plan, reads first. The index of a run-time address follows its operand, whose
-    box is its whole tensor, because where the address leads is not known before the run. `reads` and `writes` are the
-    indices of the plan's operands in `operands`. `direct` tells that no operand has a run-time address.
+    Operands have the order of the plan, reads first. The index of a run-time address follows its operand, whose box is
+    its whole tensor, because where the address leads is not known before the run.
+
+    Attributes:
+        op: Name of the instruction.
+        plan: The plan over stand-ins.
+        operands: Stand-ins of all operands.
+        boxes: Box of each operand.
+        reads: Indices of the plan's reads in `operands`.
+        writes: Indices of the plan's writes in `operands`.
+        direct: Whether no operand has a run-time address.
     """
 
     __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")
 
     def __init__(self, op: str, plan: Plan) -> None:
-        """Create a template of a plan over stand-ins, since it is used after the launches that made it."""
+        """Create a template of a plan over stand-ins, because the template outlives the launch that made it."""
         self.op = op
         self.plan = plan
         self.operands: list[NkiTensor] = []

@@ -1,4 +1,4 @@
-"""all_gather: every rank gets the tensors of all, one after the other."""
+"""all_gather: every rank gets the tensors of all ranks of its group, concatenated in the order of the group's list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ def all_gather(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Gather in dst the group's srcs one after the other along collective_dim (HBM: 0; SBUF: 0 or 1)."""
+    """Write to dst the srcs of the group's ranks, concatenated along collective_dim in the order of the rank list.
+
+    collective_dim is 0 for tensors in HBM, 0 or 1 in SBUF. dst has src's shape with that dim times the number of ranks.
+    Tensor i of srcs goes to tensor i of dsts. Different dtypes go through float32.
+
+    Raises RuleViolation.
+    """
     group = members(hardware, rank, "all_gather", srcs, dsts, replica_group, priority)
     gathers_along(srcs[0], collective_dim)
     for src, dst in zip(srcs, dsts):
@@ -55,7 +61,7 @@ def all_gather(
     )
 
 
-@rule("NKW-COLLECTIVE-GATHER-DIM")
+@rule("NKW-COLLECTIVE-GATHER-DIM", hint="collective_dim=0")
 def gathers_along(src: NkiTensor, dim: Any) -> None:
     """all_gather concatenates HBM tensors along dim 0 and SBUF tensors along dim 0 or 1."""
     allowed = (0, 1) if src.buffer.on_chip else (0,)

@@ -1,4 +1,4 @@
-"""all_reduce: every rank gets the reduction of all."""
+"""all_reduce: every rank gets the reduction of the tensors of all ranks of its group."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ def all_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Compute dst = op over the group's ranks of src, the same on every rank.
+    """Write to dst op over the src of every rank of the group; the same result on every rank, of src's shape.
 
-    Reduces in the order of the rank list, floats in float32 with one rounding at the end, integers exactly
-    (the order on hardware depends on the algorithm chosen for the size). op: add, minimum or maximum.
+    Reduces in the order of the rank list, floats in float32 with one rounding at the end, integers exactly (the order
+    on hardware depends on the algorithm chosen for the size). op: add, minimum or maximum. Tensor i of srcs goes to
+    tensor i of dsts.
+
+    Raises RuleViolation.
     """
     group = members(hardware, rank, "all_reduce", srcs, dsts, replica_group, priority)
     operator = reduction(op)

@@ -1,4 +1,4 @@
-"""all_to_all: rank s sends its chunk r to rank r."""
+"""all_to_all: the rank at position s of its group sends chunk r of its tensor to the rank at position r."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ def all_to_all(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Exchange chunks: dst's chunk s, along dim 0, = this rank's chunk of the src of rank s of the group. HBM only.
+    """Exchange chunks of dim 0: chunk s of dst is this rank's chunk of the src of the group's rank at position s.
 
-    dst has src's shape, whose dim 0 divides by the number of ranks. Different dtypes go through float32.
+    HBM only. A tensor has one chunk per rank of the group: dim 0 divides by the number of ranks, and dst has src's
+    shape. collective_dim is 0. Different dtypes go through float32.
+
+    Raises RuleViolation.
     """
     group = members(hardware, rank, "all_to_all", srcs, dsts, replica_group, priority)
     in_hbm("all_to_all", srcs, dsts)

@@ -34,11 +34,13 @@ def collective_permute(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Send the source's src of each (source, target) pair to the target's dst.
+    """Copy, for each (source, target) pair of ranks, the source's src to the target's dst.
 
-    One src and one dst of one shape @ HBM. A rank that is no target keeps its dst, one that is in no pair
-    takes no part (neither is documented). No rank is twice a source or twice a target, as in XLA's
-    instruction of this name.
+    srcs and dsts have one tensor each, of one shape, in HBM. A rank that is no target keeps its dst, one that is in no
+    pair takes no part (neither is documented). No rank is twice a source or twice a target, as in XLA's instruction of
+    this name. Different dtypes go through float32.
+
+    Raises RuleViolation.
     """
     check_tensors(hardware, "collective_permute", srcs, dsts, priority)
     single_tensors("collective_permute", srcs, dsts)

@@ -1,4 +1,4 @@
-"""reduce_scatter: every rank gets its chunk of the reduction of all."""
+"""reduce_scatter: every rank gets its chunk of the reduction of the tensors of all ranks of its group."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ def reduce_scatter(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Compute dst = this rank's chunk, along dim 0, of op over the group's ranks of src, as in all_reduce."""
+    """Write to dst this rank's chunk, along dim 0, of op over the src of every rank of the group.
+
+    The rank at position r of the group gets chunk r; dim 0 of src divides by the number of ranks. collective_dim is 0.
+    Reduces as all_reduce: floats in float32 with one rounding at the end, integers exactly. op: add, minimum or
+    maximum.
+
+    Raises RuleViolation.
+    """
     group = members(hardware, rank, "reduce_scatter", srcs, dsts, replica_group, priority)
     operator = reduction(op)
     splits_along(collective_dim)

@@ -1,7 +1,8 @@
 """collective_permute_implicit and its reducing form: every rank sends to its successor in a ring.
 
-The documents leave the order of the ring to the topology. Here it is the order of the group's list, whose
-last rank is followed by the first; that is also the order for groups that follow the physical ring.
+The documents leave the order of the ring to the topology. Here it is the order of the group's list, whose last rank is
+followed by the first; that is also the order for groups that follow the physical ring. A ring has up to four channels,
+each with tensors of its own.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def collective_permute_implicit(
 ) -> Plan:
     """Send src to the successor in the ring and receive the predecessor's src in dst, on every channel.
 
-    One src and one dst of one shape per channel, @ HBM or 2D @ SBUF. channel_ids: 0, 1, ..., at most 4 (2 for
-    groups that are not all devices of a node, which a simulated group cannot know).
+    srcs_by_channel and dsts_by_channel have a list of one tensor for each channel, src and dst of one shape, in HBM or
+    2D in SBUF. channel_ids: 0, 1, ..., at most 4 (2 for groups that are not all devices of a node, which a simulated
+    group cannot know). Different dtypes go through float32.
+
+    Raises RuleViolation.
     """
     operation = "collective_permute_implicit"
     group = _group(
@@ -80,10 +84,12 @@ def collective_permute_implicit_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Send op(src0, src1) to the successor and receive the predecessor's result in dst, on every channel.
+    """Send op(src0, src1) to the successor in the ring and receive the predecessor's result in dst, on every channel.
 
-    As collective_permute_implicit, with op add, minimum or maximum: floats in float32 with one rounding,
-    integers exactly.
+    As collective_permute_implicit, with op add, minimum or maximum: floats in float32 with one rounding, integers
+    exactly. src0 and src1 have one dtype.
+
+    Raises RuleViolation.
     """
     operation = "collective_permute_implicit_reduce"
     sources = (srcs0_by_channel, srcs1_by_channel)

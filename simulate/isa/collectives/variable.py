@@ -1,9 +1,9 @@
-"""all_gather_v and all_to_all_v: flat buffers of which the counts are known at run time only.
+"""all_gather_v and all_to_all_v: exchanges of flat buffers whose counts are known at run time only.
 
-A uint32 metadata tensor, (rows, R) in HBM or (1, rows, R) in SBUF, has a column per rank of the group, in the
-order of its list. Rows: 0 send counts, 1 send displacements, 2 received counts (written, unless
-recv_counts_known), 3 receive displacements (only with has_rdispls). Counts and displacements are elements. A
-chunk that does not lie inside src, or overruns its slot or dst, is refused when the collective runs.
+A uint32 metadata tensor, (rows, R) in HBM or (1, rows, R) in SBUF, has a column per rank of the group, in the order of
+its list. Rows: 0 send counts, 1 send displacements, 2 received counts (written, unless recv_counts_known), 3 receive
+displacements (only with has_rdispls). Counts and displacements are elements. The chunk from rank s lands in slot s of
+dst. A chunk that does not lie inside src, or overruns its slot or dst, is refused when the collective runs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ def all_gather_v(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Send src[displ : displ + count] to all ranks, by column 0 of the metadata; slot s of dst is sender s's.
+    """Send src[displ : displ + count] to all ranks, by column 0 of the metadata; slot s of dst gets rank s's chunk.
 
-    One src and one dst @ HBM. Slots are dst's elements over the number of ranks. Exactly 4 ranks per list, no
-    has_rdispls. The required logical core size of 2 belongs to the launch and is not checked.
+    srcs and dsts have one tensor each, in HBM. Slots are equally long: dst's elements over the number of ranks.
+    Elements of dst behind a chunk are not changed. Exactly 4 ranks per list, no has_rdispls. The required logical core
+    size of 2 belongs to the launch and is not checked.
+
+    Raises RuleViolation, also when it runs.
     """
     group = members(hardware, rank, "all_gather_v", srcs, dsts, replica_group, priority)
     gathers_four(group, has_rdispls)
@@ -65,11 +68,14 @@ def all_to_all_v(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Send src[displs[r] : displs[r] + counts[r]] to rank r; what rank s sends is in slot s of dst, or by row 3.
+    """Send src[displs[r] : displs[r] + counts[r]] to rank r, by rows 0 and 1 of the metadata.
 
-    One src and one dst @ HBM, of different sizes if need be; dst is of one size on all ranks. Without
-    has_rdispls slots are equally spaced. Which ranks may form a list depends on the wiring of the machine,
-    which is not simulated.
+    The chunk of rank s starts in dst at slot s, or with has_rdispls at element s of row 3. Slots are equally long;
+    elements of dst behind a chunk are not changed. srcs and dsts have one tensor each, in HBM, of different sizes if
+    need be; dst is of one size on all ranks. Which ranks may form a list depends on the wiring of the machine, which is
+    not simulated.
+
+    Raises RuleViolation, also when it runs.
     """
     group = members(hardware, rank, "all_to_all_v", srcs, dsts, replica_group, priority)
     return _plan(
@@ -164,7 +170,7 @@ def _landed(
     return Masked(values, chosen)
 
 
-@rule("NKW-METADATA")
+@rule("NKW-METADATA", hint="allocate the metadata with one column per rank of the group and these rows")
 def metadata_shape(metadata: Any, rows: int, ranks: int) -> None:
     """The metadata tensor is uint32, (rows, R) in HBM or (1, rows, R) in SBUF, of 3 rows or 4 (has_rdispls)."""
     rules.is_tensor("metadata_tensor", metadata)
@@ -190,7 +196,7 @@ def gathers_four(group: tuple[int, ...], has_rdispls: bool) -> None:
         raise RuleViolation(gathers_four, f"{len(group)} ranks, has_rdispls={has_rdispls}")
 
 
-@rule("NKW-METADATA-SEND")
+@rule("NKW-METADATA-SEND", hint="make count and displacement in the metadata end inside src")
 def chunk_inside_source(rank: int, start: int, count: int, elements: int) -> None:
     """Every chunk that is sent lies inside src."""
     if start + count > elements:

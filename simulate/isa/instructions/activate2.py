@@ -152,7 +152,7 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"activate2 on {hardware.name}")
 
 
-@rule("NKW-ACTIVATE2-PAIR")
+@rule("NKW-ACTIVATE2-PAIR", hint="use one of these pairs, with nl.bypass for a stage that does nothing")
 def documented_pair(first: AluOperator, second: AluOperator) -> None:
     """activate2 combines op0 and op1 in six documented ways."""
     if (first.name, second.name) not in _PAIRS:
@@ -163,7 +163,7 @@ def documented_pair(first: AluOperator, second: AluOperator) -> None:
         )
 
 
-@rule("NKW-ACTIVATE2-REVERSE")
+@rule("NKW-ACTIVATE2-REVERSE", hint="leave it False, or name an operator")
 def reverses_an_operator(operand: str, operator: AluOperator, reverse: bool) -> None:
     """reverse0 and reverse1 need an operator that is not bypassed."""
     if reverse and operator.name == "bypass":

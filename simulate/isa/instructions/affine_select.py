@@ -73,7 +73,7 @@ def affine_select(
     )
 
 
-@rule("NKW-AFFINE-COMPARISON")
+@rule("NKW-AFFINE-COMPARISON", hint="cmp_op=nl.greater_equal, or another of these")
 def compares(operator: AluOperator) -> None:
     """cmp_op is a comparison: its result selects."""
     if operator.name not in _COMPARISONS:

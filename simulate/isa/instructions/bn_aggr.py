@@ -59,7 +59,7 @@ def whole_triples(data: NkiTensor) -> None:
         raise RuleViolation(whole_triples, f"data has {data.free_size} elements per partition")
 
 
-@rule("NKW-BN-AGGR-OUTPUT", limit="2")
+@rule("NKW-BN-AGGR-OUTPUT", limit="2", hint="allocate dst as (P, 2): mean, variance")
 def mean_and_variance(dst: NkiTensor) -> None:
     """bn_aggr writes two elements per partition."""
     if dst.free_size != 2:

@@ -75,7 +75,7 @@ def statistics_fit(hardware: Hardware, data: NkiTensor) -> None:
         )
 
 
-@rule("NKW-BN-STATS-OUTPUT")
+@rule("NKW-BN-STATS-OUTPUT", hint="allocate dst as (P, 6), or slice six columns of it")
 def six_statistics(dst: NkiTensor) -> None:
     """bn_stats writes six elements per partition."""
     if dst.free_size != _STATISTICS:

@@ -27,7 +27,7 @@ def core_barrier(
     engine: Engine = Engine.gpsimd,
     name: str | None = None,
 ) -> Plan:
-    """Wait on `engine` until both cores of the logical core are here; accesses to data before it come before.
+    """Wait on `engine` until both cores of the logical core arrive; orders their accesses of data before and after.
 
     data: any shape @ shared HBM; also a tile in SBUF, of which each core means its own [not in the reference; loops of
     the vendor's library name their counter]. cores: (0, 1). From gen3 on, with two physical cores per logical core
@@ -69,7 +69,7 @@ def _nothing_moves(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
     return [[] for _ in operands]
 
 
-@rule("NKW-BARRIER-CHIP")
+@rule("NKW-BARRIER-CHIP", hint="leave it out: the logical core has one physical core")
 def barrier_on_chip(hardware: Hardware) -> None:
     """core_barrier exists from gen3 on, where a logical core can have two physical cores."""
     if not hardware.core_barrier:

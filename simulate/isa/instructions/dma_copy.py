@@ -122,7 +122,7 @@ def dma_copy(
     )
 
 
-@rule("NKW-ENUM")
+@rule("NKW-ENUM", hint="pass a member, as nisa.dge_mode.hwdge or nisa.oob_mode.skip")
 def is_member(parameter: str, value: object, members: type[Enum]) -> None:
     """An enum parameter takes a member of its enum, not a string or a number."""
     if not isinstance(value, members):
@@ -176,7 +176,7 @@ def row_numbers_by_software(dge_mode: DgeMode, by_row: bool) -> None:
         raise RuleViolation(row_numbers_by_software, "vector_offset with dge_mode=none")
 
 
-@rule("NKW-DMA-PRIORITY")
+@rule("NKW-DMA-PRIORITY", hint="leave priority out, or pass 0 to 3 on gen4")
 def priority_on_chip(hardware: Hardware, priority: int) -> None:
     """DMA priority is 0 (most urgent) to 3, on chips that have traffic classes."""
     if not hardware.dma_priority or priority not in (0, 1, 2, 3):

@@ -134,7 +134,7 @@ def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int
         )
 
 
-@rule("NKW-DMA-TRANSPOSE-SHAPE")
+@rule("NKW-DMA-TRANSPOSE-SHAPE", hint="allocate dst with that shape")
 def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> None:
     """dst has the permuted shape of src, the number of dims included."""
     wanted = tuple(src.shape[dim] for dim in order)
@@ -144,7 +144,7 @@ def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> No
         )
 
 
-@rule("NKW-DMA-TRANSPOSE-DGE")
+@rule("NKW-DMA-TRANSPOSE-DGE", hint="leave dge_mode out")
 def descriptors_from(mode: DgeMode, by_row: bool) -> None:
     """A direct dma_transpose takes dge_mode unknown or hwdge, an indirect one unknown or swdge."""
     # `no_prepared_transpose` judges `none` of a direct transpose.
@@ -202,7 +202,10 @@ def gathered_rows(src: NkiTensor) -> None:
         raise RuleViolation(gathered_rows, f"src {src.shape} {src.dtype}")
 
 
-@rule("NKW-DMA-TRANSPOSE-INDEX")
+@rule(
+    "NKW-DMA-TRANSPOSE-INDEX",
+    hint="load the row numbers as (rows, 1) uint32 for up to 128 rows, else as (128, J)",
+)
 def index_list(src: NkiTensor) -> None:
     """The index is (I, J) uint32 in SBUF, I = 16, 32, ... 128, 128 if J > 1, I * J at least the rows."""
     assert src.dynamic is not None

@@ -59,7 +59,9 @@ def dropout(
     )
 
 
-@rule("NKW-DROPOUT-PROBABILITY", limit="0 to 1")
+@rule(
+    "NKW-DROPOUT-PROBABILITY", limit="0 to 1", hint="pass the probability that an element is dropped, as 0.1"
+)
 def is_probability(prob: float) -> None:
     """prob is the probability that an element is dropped, from 0 to 1."""
     if not 0 <= prob <= 1:

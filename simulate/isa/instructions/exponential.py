@@ -103,7 +103,7 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"exponential on {hardware.name}")
 
 
-@rule("NKW-EXPONENTIAL-DIMS")
+@rule("NKW-EXPONENTIAL-DIMS", hint="flatten free dims that are contiguous, with .flatten_dims or .reshape")
 def up_to_four_dims(operand: str, tile: NkiTensor) -> None:
     """Operands of exponential have at most four dims."""
     if tile.ndim > _DIMS_MAX:

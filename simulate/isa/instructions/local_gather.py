@@ -90,7 +90,7 @@ def local_gather(
     )
 
 
-@rule("NKW-GATHER-CORES")
+@rule("NKW-GATHER-CORES", hint="pass 16, 32, … partitions")
 def whole_cores(hardware: Hardware, src_buffer: NkiTensor) -> None:
     """Operands cover whole GpSimd cores: a multiple of 16 partitions."""
     if src_buffer.shape[0] % hardware.partitions_per_gpsimd_core:
@@ -108,7 +108,7 @@ def same_cores(starts: set[int]) -> None:
         raise RuleViolation(same_cores, f"operands start at partitions {sorted(starts)}")
 
 
-@rule("NKW-GATHER-RUN")
+@rule("NKW-GATHER-RUN", hint="gather shorter runs of consecutive elements in several instructions")
 def run_length(num_elem_per_idx: Any) -> None:
     """num_elem_per_idx is 1, 2, 4, 8, 16 or 32."""
     if num_elem_per_idx not in _RUNS:
@@ -125,7 +125,7 @@ def indices_per_core(count: Any, available: int) -> None:
         raise RuleViolation(indices_per_core, f"{count!r:.40} indices per core", limit=f"{limit}")
 
 
-@rule("NKW-GATHER-OUTPUT")
+@rule("NKW-GATHER-OUTPUT", hint="allocate or slice dst with so many elements per partition")
 def gathered_elements(dst: NkiTensor, elements: int) -> None:
     """dst has num_valid_indices * num_elem_per_idx elements per partition."""
     if dst.free_size != elements:
@@ -134,7 +134,10 @@ def gathered_elements(dst: NkiTensor, elements: int) -> None:
         )
 
 
-@rule("NKW-GATHER-OFFSET")
+@rule(
+    "NKW-GATHER-OFFSET",
+    hint="correct the index: offsets count elements, and num_elem_per_idx elements must follow",
+)
 def offsets_inside(last: int, elements: int) -> None:
     """Every offset, and the run that follows it, lies inside a partition of src_buffer."""
     if last >= elements:

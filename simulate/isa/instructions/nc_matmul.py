@@ -300,7 +300,10 @@ def _inside_a_bank(first: int, end: int, bank: int, dtype: str) -> str:
     return f"begin at element {starts} of the partition in place of {first}, or split the result at {border}"
 
 
-@rule("NKW-MATMUL-ARRAY-TILE")
+@rule(
+    "NKW-MATMUL-ARRAY-TILE",
+    hint="pass both, with tile_size from this list and tile_position multiples of it; split larger operands",
+)
 def array_tile(
     hardware: Hardware, stationary: NkiTensor, columns: int, position: tuple[int, ...], size: tuple[int, ...]
 ) -> None:
@@ -323,7 +326,7 @@ def array_tile(
         )
 
 
-@rule("NKW-MATMUL-DOUBLE-ROW")
+@rule("NKW-MATMUL-DOUBLE-ROW", hint="reshape fp8 operands to (K, 2, columns), or leave perf_mode out")
 def double_row_inputs(
     hardware: Hardware, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool
 ) -> None:
@@ -337,7 +340,7 @@ def double_row_inputs(
         )
 
 
-@rule("NKW-MATMUL-DOUBLE-ROW-TILE")
+@rule("NKW-MATMUL-DOUBLE-ROW-TILE", hint="tile_size=(rows, 128), or leave perf_mode out")
 def takes_whole_columns(hardware: Hardware, size: tuple[int, ...]) -> None:
     """double_row performance mode cannot be combined with column tiling; it can with row tiling."""
     if size[1] != hardware.stationary_free_max:
@@ -348,7 +351,7 @@ def takes_whole_columns(hardware: Hardware, size: tuple[int, ...]) -> None:
         )
 
 
-@rule("NKW-MATMUL-PERF-MODE")
+@rule("NKW-MATMUL-PERF-MODE", hint="perf_mode=nisa.matmul_perf_mode.double_row, or leave it out")
 def known_perf_mode(perf_mode: Any) -> None:
     """perf_mode is a member of nisa.matmul_perf_mode, or its value as a string."""
     if perf_mode not in _PERF_MODES:
@@ -366,7 +369,7 @@ def accumulate_is_tristate(accumulate: Any) -> None:
         raise RuleViolation(accumulate_is_tristate, f"accumulate={accumulate!r:.40}")
 
 
-@rule("NKW-TRANSPOSE-IDENTITY")
+@rule("NKW-TRANSPOSE-IDENTITY", hint="moving=nl.shared_identity_matrix(n, dtype), or use nisa.nc_transpose")
 def moving_is_identity(rows: np.ndarray) -> None:
     """With is_transpose the moving tile is an identity matrix."""
     if rows.shape[0] != rows.shape[1] or not np.array_equal(rows.astype(np.float32), np.eye(rows.shape[0])):

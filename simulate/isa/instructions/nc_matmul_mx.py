@@ -134,7 +134,10 @@ def even_columns(columns: int) -> None:
         raise RuleViolation(even_columns, f"{columns} columns")
 
 
-@rule("NKW-MX-ROW-TILE")
+@rule(
+    "NKW-MX-ROW-TILE",
+    hint="pass both, as tile_position=(32, 0), tile_size=(32, 128); split operands of more rows",
+)
 def row_tile(hardware: Hardware, rows: int, position: Any, size: Any) -> None:
     """tile_position (row, 0) and tile_size (rows, 128) come together; the row is a multiple of the size."""
     fits = (

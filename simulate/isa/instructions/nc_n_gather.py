@@ -53,7 +53,7 @@ def nc_n_gather(
     )
 
 
-@rule("NKW-N-GATHER-INDEX")
+@rule("NKW-N-GATHER-INDEX", hint="correct the indices, or clip them with nl.minimum before")
 def indices_inside(highest: int, elements: int) -> None:
     """Every index names an element of data's partition."""
     if highest >= elements:

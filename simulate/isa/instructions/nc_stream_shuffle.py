@@ -79,7 +79,10 @@ def _well_formed(hardware: Hardware, shuffle_mask: Any) -> list[int]:
     return mask
 
 
-@rule("NKW-SHUFFLE-MASK")
+@rule(
+    "NKW-SHUFFLE-MASK",
+    hint="give a list of 32 Python ints: entry i is the source of partition i of a quadrant",
+)
 def mask_of_quadrant(hardware: Hardware, mask: list[int], shuffle_mask: Any) -> None:
     """shuffle_mask has one entry per partition of a quadrant, each the number of one or 255."""
     width = hardware.partitions_per_quadrant

@@ -74,7 +74,7 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"nonzero_with_count on {hardware.name}")
 
 
-@rule("NKW-NONZERO-SIZE")
+@rule("NKW-NONZERO-SIZE", hint="allocate dst with one more element per partition than src")
 def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
     """dst has one element per partition more than src, for the count."""
     if dst.free_size != src.free_size + 1:
@@ -85,7 +85,7 @@ def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
         )
 
 
-@rule("NKW-NONZERO-INT32", limit="-2**31 to 2**31 - 1")
+@rule("NKW-NONZERO-INT32", limit="-2**31 to 2**31 - 1", hint="pass a Python int")
 def is_int32(operand: str, value: Any) -> None:
     """index_offset and padding_val are int32 numbers."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

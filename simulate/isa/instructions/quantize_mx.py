@@ -78,7 +78,7 @@ def quantize_mx(
     )
 
 
-@rule("NKW-QUANTIZE-SIZE", limit="4 to 1")
+@rule("NKW-QUANTIZE-SIZE", limit="4 to 1", hint="allocate dst with a quarter of src's elements per partition")
 def four_to_one(dst: NkiTensor, src: NkiTensor) -> None:
     """Four elements of src make one of dst."""
     if src.free_size != mx.PACKED * dst.free_size:

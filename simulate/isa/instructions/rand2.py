@@ -78,7 +78,7 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"rand2 on {hardware.name}")
 
 
-@rule("NKW-RAND2-RANGE")
+@rule("NKW-RAND2-RANGE", hint="pass min below max, for each partition where they are tiles")
 def range_not_empty(low: np.ndarray | np.float32, high: np.ndarray | np.float32) -> None:
     """min is below max."""
     if not np.all(low < high):

@@ -100,14 +100,17 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"range_select on {hardware.name}")
 
 
-@rule("NKW-RANGE-SELECT-COMPARE")
+@rule("NKW-RANGE-SELECT-COMPARE", hint="comp_op0=nl.greater_equal, comp_op1=nl.less, or others of these")
 def compares(operand: str, operator: AluOperator) -> None:
     """range_select compares with equal, less, less_equal, greater or greater_equal."""
     if operator.name not in _COMPARISONS:
         raise RuleViolation(compares, f"{operand}={operator.name}", limit=", ".join(_COMPARISONS))
 
 
-@rule("NKW-RANGE-SELECT-POSITION")
+@rule(
+    "NKW-RANGE-SELECT-POSITION",
+    hint="select from blocks of the row, with positions that count from the block",
+)
 def exact_positions(hardware: Hardware, range_start: Any, elements: int) -> None:
     """range_start is an integer, and every position is exact in float32: its magnitude stays below 2**24."""
     limit = hardware.exact_float_integer_max
@@ -120,7 +123,10 @@ def exact_positions(hardware: Hardware, range_start: Any, elements: int) -> None
         )
 
 
-@rule("NKW-RANGE-SELECT-FILL")
+@rule(
+    "NKW-RANGE-SELECT-FILL",
+    hint="leave on_false_value out; select another value with nisa.tensor_copy_predicated",
+)
 def fill_is_minimum(on_false_value: Any) -> None:
     """on_false_value is the float32 minimum, the only value the hardware fills in."""
     if (

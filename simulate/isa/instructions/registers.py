@@ -121,7 +121,10 @@ def immediate(value: Any, bits: int = 32) -> int:
     return (number + half) % (2 * half) - half
 
 
-@rule("NKW-REGISTER-IMMEDIATE")
+@rule(
+    "NKW-REGISTER-IMMEDIATE",
+    hint="pass a Python int of that range; load a larger one from an int64 tensor (NkiScalar)",
+)
 def immediate_fits_register() -> None:
     """A number moved to a register has no more bits than the register, 32 or, for a 64-bit scalar, 64."""
 
@@ -140,7 +143,7 @@ def writable(register: VirtualRegister) -> None:
         raise RuleViolation(writable, "a write to a loop counter")
 
 
-@rule("NKW-REGISTER-TILE")
+@rule("NKW-REGISTER-TILE", hint="slice one element, as t[0:1, 0:1], of a tensor of such a dtype")
 def one_element(operand: str, tile: Any, register: VirtualRegister) -> None:
     """A register exchanges one element with SBUF or HBM: of at most 32 bits, not packed; a 64-bit scalar an int64."""
     rules.is_tensor(operand, tile)

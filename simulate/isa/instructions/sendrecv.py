@@ -102,7 +102,7 @@ def on_chip(hardware: Hardware) -> None:
         raise RuleViolation(on_chip, f"sendrecv on {hardware.name}")
 
 
-@rule("NKW-SENDRECV-SHAPE")
+@rule("NKW-SENDRECV-SHAPE", hint="allocate or slice dst with the shape of src")
 def same_shape(dst: NkiTensor, src: NkiTensor) -> None:
     """src and dst have the same shape."""
     if dst.shape != src.shape:

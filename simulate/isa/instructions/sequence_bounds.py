@@ -50,7 +50,7 @@ def _bounds(ids: np.ndarray) -> np.ndarray:
     return np.where(ids == 0, np.array([[count], [-1]]), bounds)
 
 
-@rule("NKW-SEQUENCE-SHAPE")
+@rule("NKW-SEQUENCE-SHAPE", hint="allocate segment_ids as (1, n) and dst as (1, 2, n)")
 def bounds_shape(dst: NkiTensor, segment_ids: NkiTensor) -> None:
     """segment_ids is (1, n) and dst (1, 2, n)."""
     if segment_ids.ndim != 2 or segment_ids.shape[0] != 1 or dst.shape != (1, 2, segment_ids.shape[1]):

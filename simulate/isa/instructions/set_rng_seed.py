@@ -44,7 +44,11 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
     )
 
 
-@rule("NKW-RNG-SEED", limit="(1, 1) of a 32-bit dtype")
+@rule(
+    "NKW-RNG-SEED",
+    limit="(1, 1) of a 32-bit dtype",
+    hint="src_seeds = nl.ndarray((1, 1), nl.uint32), filled by nisa.memset or a DMA",
+)
 def one_word(src_seeds: NkiTensor) -> None:
     """A seed is one 32-bit element in a (1, 1) tile."""
     if src_seeds.shape != (1, 1) or src_seeds.dtype not in ("int32", "uint32", "float32", "tfloat32"):

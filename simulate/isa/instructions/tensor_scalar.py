@@ -116,7 +116,10 @@ def _engine(hardware: Hardware, engine: Engine, names: tuple[str, ...]) -> Engin
     return engine
 
 
-@rule("NKW-TENSOR-SCALAR-OPERATOR")
+@rule(
+    "NKW-TENSOR-SCALAR-OPERATOR",
+    hint="apply functions with nisa.activation; nl.average belongs to tensor_partition_reduce",
+)
 def operator_of_tensor_scalar(operand: str, operator: AluOperator) -> None:
     """tensor_scalar takes the operators of the Vector engine, and rsqrt and power of GpSimd."""
     if "vector" not in operator.engines and operator.name not in _GPSIMD_ONLY:

@@ -88,7 +88,10 @@ def is_matrix(operand: str, tile: NkiTensor) -> None:
         raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}")
 
 
-@rule("NKW-TOPK-GROUPS")
+@rule(
+    "NKW-TOPK-GROUPS",
+    hint="allocate src on 16, 32, … partitions",
+)
 def whole_groups(lanes: int, src: NkiTensor) -> None:
     """topk works on whole groups of 16 partitions."""
     if src.shape[0] % lanes:
@@ -97,7 +100,7 @@ def whole_groups(lanes: int, src: NkiTensor) -> None:
         )
 
 
-@rule("NKW-TOPK-LIMITS")
+@rule("NKW-TOPK-LIMITS", hint="split the list into pieces of fewer elements, or ask for fewer results")
 def within_limits(n: Any, count: int) -> None:
     """8 <= n < 65536, 1 <= K < 32768 and K <= n, where K is the free size of val_dst."""
     is_integer = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
@@ -107,7 +110,7 @@ def within_limits(n: Any, count: int) -> None:
         raise RuleViolation(within_limits, f"n={n!r:.40}, K={count}")
 
 
-@rule("NKW-TOPK-SOURCE")
+@rule("NKW-TOPK-SOURCE", hint="load the list as src[j % 16, j // 16], or pass a smaller n")
 def holds_snake(src: NkiTensor, columns: int) -> None:
     """src has at least ceil(n / 16) columns."""
     if src.shape[1] < columns:
