@@ -1,4 +1,7 @@
-"""The API modules of `nki`: the names of NKI up to 0.7.0 over the instruction book; they compute nothing themselves."""
+"""The modules of `nki` as kernels import them: the names of NKI up to 0.7.0 over the instruction book (`simulate.isa`).
+
+They compute nothing themselves. `simulate.bind` installs them as `nki`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,14 @@ def jit(
 
     The configurations (0.7) change no value of a simulation. A nested kernel whose configuration differs from that of
     the launched one is refused, or with allow_nested_config_override gives a warning. Older options of the compiler
-    (`mode`, `platform_target`, …) are accepted; the target comes from NEURON_PLATFORM_TARGET_OVERRIDE.
+    (`mode`, `platform_target`, …) are accepted and ignored; the target comes from NEURON_PLATFORM_TARGET_OVERRIDE.
+
+    Returns:
+        The Kernel; without `fn`, a decorator that makes it.
+
+    Raises:
+        InvalidArgument: A configuration is of another type.
+        RuleViolation: The level lacks configurations.
     """
     configs = {"compile_config": compile_config, "specialization_config": specialization_config}
     classes = (compiler.CompileConfig, compiler.SpecializationConfig)
@@ -47,7 +57,7 @@ def jit(
 
 
 def simulate(kernel: Any) -> Kernel:
-    """Return the kernel, or a plain function as a kernel, to be called in the simulator: `nki.simulate(k)(a, b)`."""
+    """Return a kernel to call in the simulator, `nki.simulate(k)(a, b)`; a plain function is made a kernel."""
     return as_kernel(kernel)
 
 

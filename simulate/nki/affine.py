@@ -1,4 +1,7 @@
-"""`nl.affine_range`: a range whose iterations the stream records, because the kernel declares them independent."""
+"""`nl.affine_range`: a range whose iterations the stream records, because the kernel declares them independent.
+
+`simulate.check` finds iterations that depend on each other all the same.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from simulate.run.stream import Iteration
 
 
 def iterate_independently(values: Sequence[int]) -> Iterator[int]:
-    """Yield the values, one per iteration; inside a kernel the events of an iteration are marked with it."""
+    """Yield the values, one per iteration; inside a kernel the stream records which iteration issues each event."""
     core = running_core()
     if core is None:
         yield from values
@@ -27,7 +30,7 @@ def iterate_independently(values: Sequence[int]) -> Iterator[int]:
 
 
 class AffineRange(Sequence[int]):
-    """A range whose iterations the stream records."""
+    """Range of ints that behaves like `range`, and whose iterations the stream records."""
 
     def __init__(self, *bounds: int) -> None:
         self._range = range(*bounds)

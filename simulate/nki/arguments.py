@@ -1,4 +1,7 @@
-"""Rules about arguments of `nki.language`, for functions and arguments that no instruction checks."""
+"""Rules about arguments of `nki.language`, for functions and arguments that no instruction checks.
+
+Each rule raises RuleViolation; its docstring begins with the sentence that it enforces.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +31,23 @@ _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 def judge(function: str, *applications: tuple[Any, ...]) -> None:
-    """Apply the launch's rules to undocumented uses of a function that has no planner.
+    """Apply rules to a call of a function that has no planner; the launch's rules refuse or tolerate what they break.
+
+    A tolerated violation is recorded in the launch.
 
     Args:
-        function: name of the function, for the message.
-        applications: each a rule and its arguments.
+        function: Name of the function, for the message.
+        applications: Tuples of a rule function and its arguments.
 
     Raises:
-        RuleViolation: a rule is broken that the rules of the launch refuse.
+        RuleViolation: A rule is broken that the rules of the launch refuse.
     """
     for violation in violations(*applications):
         current_core().rank.report_violation(violation, function)
 
 
 def resolve_dtype(like: NkiTensor, dtype: Any) -> DType:
-    """Return the dtype of an optional argument, or that of a tile where the argument is None."""
+    """Return the dtype of an optional argument `dtype`, or that of the tile `like` if the argument is None."""
     return like.dtype if dtype is None else as_dtype(dtype)
 
 
@@ -65,7 +70,7 @@ def lies_in_memory(argument: str, tensor: Any, *allowed: MemoryRegion) -> None:
 
 
 def lies_in_hbm(argument: str, tensor: Any) -> tuple[Any, ...]:
-    """Return the application of `lies_in_memory` to an argument that lies in HBM, for `judge`."""
+    """Return the tuple for `judge` that applies `lies_in_memory`: the argument `tensor` must be in HBM."""
     return (lies_in_memory, argument, tensor, *HBM)
 
 

@@ -1,4 +1,4 @@
-"""`tile[key] = value`: what an assignment to a part of a tensor issues."""
+"""`tile[key] = value` on a tensor: checks the assignment and issues the instruction that copies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from simulate.run import running_level
 
 
 def assign(tensor: NkiTensor, key: Any, value: Any) -> None:
-    """Copy to a part of a tensor: by tensor_copy between tensors on chip, by a DMA where one of them is in HBM.
+    """Copy `value` to `tensor[key]`: by tensor_copy between tensors on chip, by dma_copy if one of them is in HBM.
 
-    Raises what these instructions raise. Up to level 0.3 a number is assigned by memset, and dims of size 1 of a tile
-    are repeated.
+    Up to level 0.3 a number is assigned by memset, and dims of size 1 of a tile are repeated.
+
+    Raises:
+        RuleViolation: The value is no tensor (or, up to level 0.3, no number for a tile), or the instruction refuses
+            it.
+        OutOfBounds: The key leaves the tensor.
     """
     level, is_tensor = running_level(), isinstance(value, NkiTensor)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and tensor.buffer.on_chip

@@ -1,4 +1,7 @@
-"""`nki.collectives`: collectives, which the ranks of a world run together."""
+"""`nki.collectives`: the collectives of the instruction book, their prepare and trigger halves (0.7), and rank numbers.
+
+The ranks of a world carry out a collective together.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ globals().update({name: _collective(planner) for name, planner in COLLECTIVES.it
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
-    """Return a register that contains the number of the rank that runs this kernel."""
+    """Return a new register that contains the number of the rank that runs this kernel."""
     judge("rank_id", (name_is_text, name))
     return isa.register_alloc(current_core().rank.number)
 
@@ -42,9 +45,18 @@ def rank_id(name: str | None = None) -> VirtualRegister:
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """Return a register that contains the rank whose data a ring processes.
+    """Return a new register that contains the rank whose data this rank holds in a step of the ring.
 
-    In iteration i that is the rank i steps back, in iteration 0 this rank.
+    In iteration i that is the rank i positions before this one in the group's list, in iteration 0 this rank.
+
+    Args:
+        iteration_id: Step of the ring, from 0 on.
+        replica_group: The group whose list is the ring.
+        channel_id: Channel of the ring, 0 to 3; does not change the result.
+        name: Name of the instruction.
+
+    Raises:
+        RuleViolation: An argument is of another type or range, or the rank is in no list of the group.
     """
     is_replica_group(replica_group)
     is_iteration(iteration_id)
@@ -106,7 +118,7 @@ def _trigger(planner: Planner) -> Callable[..., NkiInstruction]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A collective that waits for its trigger."""
+    """Collective that was prepared, and waits for its trigger with the arguments of the prepare."""
 
     instruction: NkiInstruction
     planner: Planner
@@ -123,7 +135,7 @@ def one_prepare(waiting: Any) -> None:
         )
 
 
-@rule("NKW-PREPARE-TRIGGER")
+@rule("NKW-PREPARE-TRIGGER", hint="pass the instruction that the prepare of this collective returned, once")
 def triggers_its_prepare(collective: str, waiting: Any, instruction: Any) -> None:
     """A trigger takes the instruction that its own prepare returned, once."""
     if waiting is None or waiting.instruction is not instruction or waiting.planner.__name__ != collective:

@@ -1,6 +1,6 @@
 """`nki.compiler` (0.7): configurations of a kernel that `nki.jit` takes.
 
-They tune the vendor's compiler. A simulated launch computes the same values whatever they say; their types, their
+They tune the vendor's compiler. A simulated launch computes the same values for all of them. Their types, their
 combinations and the agreement of nested kernels are checked.
 """
 
@@ -17,7 +17,7 @@ _RING_VARIABLE = "NKI_PREFETCH_RING_SIZE"
 
 
 class AddressRotation(Enum):
-    """Whether the compiler may move an allocation to another address: AUTO moves those without an address of their own.
+    """Setting of whether the compiler may move an allocation to another address; AUTO: only those without an address.
 
     The reference names the members without their values.
     """
@@ -29,11 +29,14 @@ class AddressRotation(Enum):
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """Options of the compiler for one kernel; None leaves the choice to it, as the reference hides these defaults.
+    """Options of the vendor's compiler for one kernel; None leaves the choice to the compiler.
 
-    nki_alloc_fallback: fall back to the compiler's own allocation where NKI's fails. The simulator has one allocation
-    and always reports what does not fit. prefetch_auto: a ring of DMA prefetches in SBUF, which excludes
-    NKI_PREFETCH_RING_SIZE. Raises InvalidArgument for values of other types and for both settings of the ring.
+    nki_alloc_fallback: fall back to the compiler's own allocation if NKI's fails. The simulator has one allocation and
+    always reports what does not fit. prefetch_auto: a ring of DMA prefetches in SBUF, which excludes
+    NKI_PREFETCH_RING_SIZE.
+
+    Raises:
+        InvalidArgument: A value has another type, or prefetch_auto and NKI_PREFETCH_RING_SIZE are both set.
     """
 
     address_rotation: AddressRotation = AddressRotation.AUTO
@@ -56,8 +59,11 @@ class CompileConfig:
 class SpecializationConfig:
     """Options of specialisation for one kernel.
 
-    allow_nested_config_override: where this kernel is launched, a nested kernel with another configuration gives a
-    warning in place of an error, and runs under this kernel's.
+    allow_nested_config_override: when this kernel is launched, a nested kernel with another configuration gives a
+    warning instead of an error, and runs under this kernel's configuration.
+
+    Raises:
+        InvalidArgument: The value is no bool.
     """
 
     allow_nested_config_override: bool = False

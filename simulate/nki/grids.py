@@ -1,8 +1,8 @@
 """Grids of tiles and of blocks (0.7): `nl.tiles`, `nl.blocks`, `nl.alloc_tiles`, `nl.alloc_blocks`.
 
-A grid is a view: it selects tiles of a tensor by coordinate, allocates nothing and issues nothing. An on-chip grid that
-`alloc_tiles` made has one backing allocation, in which every tile has room for its full shape: tiles lie one after
-another along the free dim, in row-major order of their coordinates.
+A grid is a view: it selects tiles of a tensor, its source, by coordinate, allocates nothing and issues nothing. A block
+is a box of several tiles. An on-chip grid that `alloc_tiles` made has one backing allocation, in which every tile has
+room for its full shape: tiles lie one after another along the free dim, in row-major order of their coordinates.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from simulate.run import current_core, running_level
 
 @dataclass(frozen=True)
 class _Dim:
-    """One source dim of a selection: elements first … end of it, in steps of `unit` elements per grid coordinate.
+    """Selected part of one dim of a grid's source.
 
-    tile: elements of a tile along the dim, or None for a dim before the tiled ones. indexed: a coordinate was given,
-    so the grid has none for this dim any more.
+    Attributes:
+        first: First selected element.
+        end: End of the selected elements.
+        unit: Elements per grid coordinate.
+        tile: Elements of a tile along the dim; None for a dim before the tiled ones.
+        indexed: Whether a coordinate was given, so that the grid has no coordinate for this dim any more.
     """
 
     first: int
@@ -42,20 +46,28 @@ class _Dim:
         return -(-self.elements // self.unit)
 
     def select(self, start: int, stop: int) -> _Dim:
-        """Return the dim reduced to coordinates start … stop."""
+        """Return the dim reduced to the coordinates start to stop - 1."""
         first = self.first + start * self.unit
         return replace(self, first=first, end=min(self.end, self.first + stop * self.unit))
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """The backing of an on-chip allocation: (partitions, tiles, elements of a tile), and the tiles along every dim."""
+    """Backing of an on-chip allocation.
+
+    Attributes:
+        backing: View (partitions, number of tiles, elements of a tile per partition).
+        counts: Number of tiles along every dim.
+    """
 
     backing: NkiTensor
     counts: tuple[int, ...]
 
     def view(self, dims: tuple[_Dim, ...]) -> NkiTensor | None:
-        """Return the operand of a selection: one tile, or tiles of two dims side by side; None for any other."""
+        """Return the tensor of a selection: one tile, or a 2D tensor of tiles that are side by side along the last dim.
+
+        None for any other selection, which no access pattern can express.
+        """
         tiled = [dim for dim in dims if dim.tile is not None]
         coordinates = [dim.first // (dim.tile or 1) for dim in dims]
         several = [dim for dim in dims if dim.elements > (dim.tile or 1)]
@@ -75,7 +87,10 @@ class _Packed:
 
 
 class NkiGrid(NKIObject):
-    """Base class of tile and block grids. `nl.tiles`, `nl.blocks` and the allocations make grids."""
+    """Base class of tile and block grids; `nl.tiles`, `nl.blocks` and their allocating forms make grids.
+
+    `grid[i, j]` is the grid of a coordinate or of slices with step 1.
+    """
 
     def __init__(
         self,
@@ -91,42 +106,45 @@ class NkiGrid(NKIObject):
 
     @property
     def buffer(self) -> MemoryRegion:
-        """The memory of the backing tensor."""
+        """Memory of the source tensor."""
         return self._source.buffer
 
     @property
     def dtype(self) -> DType:
-        """The dtype of the backing tensor."""
+        """Dtype of the source tensor."""
         return self._source.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of coordinates of every dim that is not indexed yet."""
+        """Number of coordinates along every dim that is not indexed yet."""
         return tuple(dim.coordinates for dim in self._dims if not dim.indexed)
 
     @property
     def element_shape(self) -> tuple[int, ...]:
-        """The selected elements along every source dim; a dim before the tiled ones goes when it is indexed."""
+        """Number of selected elements along every source dim, without dims before the tiled ones that are indexed."""
         return tuple(dim.elements for dim in self._dims if not (dim.indexed and dim.tile is None))
 
     @property
     def index_step_elements(self) -> tuple[int, ...]:
-        """Number of source elements in one step of each coordinate."""
+        """Number of source elements in one step of each coordinate, for every dim that is not indexed yet."""
         return tuple(dim.unit for dim in self._dims if not dim.indexed)
 
     @property
     def is_remainder(self) -> bool:
-        """Whether the selection ends in a tile that is smaller than tile_shape."""
+        """Whether the selection ends in a tile that is smaller than tile_shape in some dim."""
         return any(dim.tile is not None and dim.elements % dim.tile for dim in self._dims)
 
     @property
     def is_data_representable(self) -> bool:
-        """Whether one operand can stand for the selection."""
+        """Whether one access pattern can express the selection, so that `data` returns a tensor."""
         return self._view() is not None
 
     @property
     def data(self) -> NkiTensor:
-        """The selection as one operand. Raises RuleViolation where no access pattern can express it."""
+        """Selection as one tensor, a view of the source.
+
+        Raises RuleViolation if no access pattern can express it.
+        """
         view = self._view()
         if view is None:
             raise RuleViolation(
@@ -166,23 +184,29 @@ class NkiGrid(NKIObject):
 
 
 class NkiTileGrid(NkiGrid):
-    """A tensor in tile coordinates: `g[i, j]` is a grid of one tile, `g[i, j].data` its operand."""
+    """Tensor in tile coordinates: `g[i, j]` is a grid of one tile, `g[i, j].data` its tensor."""
 
 
 class NkiBlockGrid(NkiGrid):
-    """A tensor in block coordinates; `nl.tiles(g[i, j])` has the tiles of one block."""
+    """Tensor in block coordinates; `nl.tiles(g[i, j])` is the grid of the tiles of one block."""
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Tiles per block along every tiled dim."""
+        """Number of tiles per block along every tiled dim."""
         return tuple(dim.unit // dim.tile for dim in self._dims if dim.tile is not None)
 
 
 def tiles(source: Any, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileGrid:
     """Return the tiles of a tensor, of a tile grid's selection or of a block: a view, which issues no instruction.
 
-    `tile_shape` counts elements and applies to the trailing dims; without it, a grid keeps its own. Raises TypeError
-    and ValueError as `alloc_tiles`.
+    Args:
+        source: A tensor or a grid.
+        tile_shape: Elements of a tile along the trailing dims; None for that of the source, which then is a grid.
+
+    Raises:
+        TypeError: The source is no tensor and no grid, or the shape is no tuple of Python ints.
+        ValueError: tile_shape is missing, has a size below 1, or does not fit the source.
+        RuleViolation: The selection of a grid is not one tensor.
     """
     running_level().require("nl.tiles")
     return NkiTileGrid(*_split(source, tile_shape, None))
@@ -191,9 +215,17 @@ def tiles(source: Any, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileG
 def blocks(
     source: Any, *, tile_shape: tuple[int, ...] | None = None, block_shape: tuple[int, ...]
 ) -> NkiBlockGrid:
-    """Return blocks of tiles of a tensor or of a grid's selection.
+    """Return blocks of tiles of a tensor or of a grid's selection: a view, which issues no instruction.
 
-    `block_shape` counts tiles. Otherwise as `tiles`.
+    Args:
+        source: A tensor or a grid.
+        tile_shape: Elements of a tile along the trailing dims; None for that of the source, which then is a grid.
+        block_shape: Tiles of a block along the same dims.
+
+    Raises:
+        TypeError: The source is no tensor and no grid, or a shape is no tuple of Python ints.
+        ValueError: A shape is missing, has a size below 1, or does not fit the source.
+        RuleViolation: The selection of a grid is not one tensor.
     """
     running_level().require("nl.blocks")
     return NkiBlockGrid(*_split(source, tile_shape, block_shape))
@@ -208,11 +240,22 @@ def alloc_tiles(
     address: tuple[int, int] | None = None,
     name: str = "",
 ) -> NkiTileGrid:
-    """Allocate storage as a grid of tiles.
+    """Allocate an uninitialised tensor as a grid of tiles.
 
-    In HBM it has `element_shape`; on chip all tiles are side by side along the free dim. Raises TypeError for a shape
-    that is no tuple of Python ints and for a buffer that is no memory, ValueError for sizes below 1 and for shapes
-    whose ranks do not fit, AssertionError for what the memory cannot hold.
+    In HBM it has `element_shape`; on chip all tiles are side by side along the free dim of one allocation.
+
+    Args:
+        tile_shape: Elements of a tile along the trailing dims.
+        element_shape: Elements along all dims.
+        buffer: nl.sbuf, nl.psum or nl.shared_hbm.
+        dtype: Dtype of the elements.
+        address: (partition, byte) of the allocation; None if the compiler places it.
+        name: Name of the allocation.
+
+    Raises:
+        TypeError: A shape is no tuple of Python ints, or the buffer is no memory.
+        ValueError: A size is below 1, or the ranks of the shapes do not fit.
+        AssertionError: The memory cannot hold the tensor.
     """
     running_level().require("nl.alloc_tiles")
     return NkiTileGrid(*_allocate(tile_shape, None, element_shape, buffer, dtype, address, name))
@@ -228,9 +271,21 @@ def alloc_blocks(
     address: tuple[int, int] | None = None,
     name: str = "",
 ) -> NkiBlockGrid:
-    """Allocate storage as a grid of blocks of tiles.
+    """Allocate an uninitialised tensor as a grid of blocks of tiles; blocks do not change the order of tiles.
 
-    Blocks do not change the order of tiles. Otherwise as `alloc_tiles`.
+    Args:
+        tile_shape: Elements of a tile along the trailing dims.
+        block_shape: Tiles of a block along the same dims.
+        element_shape: Elements along all dims.
+        buffer: nl.sbuf, nl.psum or nl.shared_hbm.
+        dtype: Dtype of the elements.
+        address: (partition, byte) of the allocation; None if the compiler places it.
+        name: Name of the allocation.
+
+    Raises:
+        TypeError: A shape is no tuple of Python ints, or the buffer is no memory.
+        ValueError: A size is below 1, or the ranks of the shapes do not fit.
+        AssertionError: The memory cannot hold the tensor.
     """
     running_level().require("nl.alloc_blocks")
     return NkiBlockGrid(*_allocate(tile_shape, block_shape, element_shape, buffer, dtype, address, name))
@@ -331,7 +386,7 @@ def _chosen(dim: _Dim, key: Any, number: int) -> _Dim:
     )
 
 
-@rule("NKW-GRID-COORDINATE")
+@rule("NKW-GRID-COORDINATE", hint="index with Python ints or slices of step 1 within grid.shape")
 def coordinate_in_grid() -> None:
     """A coordinate of a grid is a Python int or a slice inside its shape."""
 

@@ -36,22 +36,26 @@ unknown_engine = engine.unknown
 
 
 def get_nc_version() -> nc_version:
-    """Return the generation of the core that the kernel is specialised for."""
+    """Return the generation of the NeuronCore for which the kernel runs, a member of `nisa.nc_version`."""
     return nc_version(current_core().hardware.generation)
 
 
 def get_nc_sub_version() -> int:
     """Return the stepping of the core's generation: 0 is the first; on gen4, 1 is the one that has `exponential`.
 
-    The reference prints no meaning; this is how public kernels use it.
+    The reference prints no meaning; public kernels use the number in this way.
     """
     return current_core().hardware.sub_version
 
 
 def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
-    """Allocate a 32-bit register, with a value or without one.
+    """Return a new 32-bit register with the value x; if x is None it has no value, and reading it is refused.
 
-    The reference knows numbers only; the vendor's own kernels also give a one-element tensor, which is loaded.
+    The reference knows Python integers only. The vendor's own kernels also pass a one-element tensor, whose element is
+    loaded; the launch's rules refuse or tolerate it.
+
+    Raises:
+        RuleViolation: x is no 32-bit integer and no tensor of one element.
     """
     core = current_core()
     for violation in violations((starts_with_a_number, x)):

@@ -1,4 +1,8 @@
-"""How often device loops run: values of registers, trip counts of dry launches, the limit of endless loops."""
+"""How often device loops run: values of registers, trip counts of dry launches, and the limit of endless loops.
+
+A dry launch computes no numbers, so a loop over registers runs as often as the trip count that the launch was given.
+`simulate.nki.loops` uses these functions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,11 @@ from simulate.run.stream import Line
 
 
 class Register(VirtualRegister):
-    """A register of `nisa.register_alloc`: 32 bits, signed. `while register:` is a device loop (until 0.6)."""
+    """Register that `nisa.register_alloc` returns: 32 bits, signed.
+
+    `while register:` is a device loop (until 0.6), whose iterations `__bool__` counts; `if register:` is refused in a
+    dry launch that does not know the value.
+    """
 
     __slots__ = ()
 
@@ -37,7 +45,13 @@ class Register(VirtualRegister):
 
 @dataclass(frozen=True, slots=True)
 class _While:
-    """A running loop `while register:`: the event before it, its trip count in a dry launch, its iterations so far."""
+    """State of a running loop `while register:`.
+
+    Attributes:
+        first: Number of the event with which the loop began.
+        trips: Trip count in a dry launch, None if the register decides.
+        done: Iterations so far.
+    """
 
     first: int
     trips: int | None
@@ -46,7 +60,7 @@ class _While:
 
 @lru_cache(maxsize=64)
 def _is_while(line: Line) -> bool:
-    """Return whether a line is `while register:`; a line without source is taken for one."""
+    """Return whether a line of a kernel is `while register:`; True also if the source of the line is not known."""
     body = find_body(line[0])
     tests = [node.test for node in walk_statements(body) if isinstance(node, ast.While)]
     plain = (test.lineno for test in tests if isinstance(test, (ast.Name, ast.Attribute, ast.Subscript)))
@@ -54,16 +68,17 @@ def _is_while(line: Line) -> bool:
 
 
 def trip_count() -> int | None:
-    """Return the trip count that a dry launch was given for the running loop; None where registers decide."""
+    """Return the trip count that a dry launch was given for the running loop; None if registers decide."""
     core = current_core()
     return core.rank.trip_count(kernel_line()) if core.dry else None
 
 
 def read_register(register: VirtualRegister) -> int:
-    """Return the value that a register contains.
+    """Return the integer that a register contains.
 
     Raises:
-        Unsupported: The launch is dry and does not know the value.
+        Unsupported: The launch is dry and does not know the value (NKW-DRY-CONTROL).
+        RuleViolation: The register has no value.
     """
     core = current_core()
     if not core.dry or register.cell.storage.validity.uniform == EMPTY:
@@ -79,15 +94,17 @@ def read_register(register: VirtualRegister) -> int:
 
 
 def describe_register(register: VirtualRegister) -> str:
-    """Return a description of a register by the line that first uses it."""
+    """Return a register as text for messages: "the register that is first used at FILE:LINE"."""
     stream, serial = current_core().stream, register.cell.storage.serial
     return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
 
 
 def is_too_long(loop: int, iterations: int = 0) -> bool:
-    """Return whether the loop that began with event `loop` has issued more than the limit of instructions.
+    """Return whether a loop has issued more instructions than the limit (`max_loop_events`).
 
-    Iterations count too, for a loop whose body issues none.
+    Args:
+        loop: Number of events in the stream when the loop began.
+        iterations: Iterations so far, which count like instructions, for a loop whose body issues none.
     """
     return len(current_core().stream) - loop + iterations > max_loop_events()
 

@@ -1,4 +1,4 @@
-"""Device loops: bodies with a counter or a condition that only the device knows.
+"""Device loops, `nl.fori_loop`, `nl.while_loop` and `nl.dynamic_range`: their counter or condition is in a register.
 
 The simulator runs a body once per iteration, eagerly, with the values the registers hold.
 """
@@ -38,9 +38,14 @@ def fori_loop(
     body_fun: Callable[[VirtualRegister], Any],
     step: int = 1,
 ) -> None:
-    """Run body_fun(i) on the device for i = lower, lower + step, … below upper; i is read-only.
+    """Run body_fun(i) on the device for i = lower, lower + step, … below upper; i is a read-only register.
 
-    i is a scalar that has arithmetic (0.7), unless a bound is a register: then it is a register too.
+    From level 0.7 on i is a scalar with arithmetic (NkiScalar), unless a bound is a plain register. A dry launch with a
+    register as bound runs as often as its trip count.
+
+    Raises:
+        RuleViolation: A bound is no integer and no register, the step is no positive int, body_fun returns something,
+            the loop is inside nl.no_reorder(), or it issues too many instructions.
     """
     body_is_function(body_fun)
     values = _count_values(lower, upper, step, ("lower", "upper"))
@@ -58,7 +63,14 @@ def fori_loop(
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
-    """Run r = body_fun(r) on the device, from r = init, while r is not 0. The body returns the next register."""
+    """Run r = body_fun(r) on the device, from r = init, while r is not 0.
+
+    The body returns the register to test next, which may be the same. A dry launch runs as often as its trip count.
+
+    Raises:
+        RuleViolation: init or a body's result is no register, the loop is inside nl.no_reorder(), or it issues too many
+            instructions.
+    """
     body_is_function(body_fun)
     outside_no_reorder("while_loop")
     loop = len(current_core().stream)
@@ -91,7 +103,10 @@ def _iterate(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], Vi
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Iterate over a register range (deprecated since 0.6; use fori_loop)."""
+    """Yield a read-only register for each value of a range whose bounds may be registers (deprecated; use fori_loop).
+
+    With one bound the range begins at 0. Raises RuleViolation as `fori_loop`.
+    """
     running_level().notice("nl.dynamic_range")
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)
@@ -106,10 +121,12 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
 
 @contextmanager
 def _mark_iteration(loop: int) -> Iterator[None]:
-    """Mark the events of one iteration of a device loop; ordering requests may not lead out of it.
+    """Mark the events that are issued inside the `with` block as one iteration of a device loop.
+
+    Ordering requests of nl.no_reorder may not lead out of it.
 
     Args:
-        loop: The event before the loop.
+        loop: Number of events in the stream when the loop began.
     """
     stream = current_core().stream
     stream.open_loops.append(len(stream))
@@ -121,9 +138,19 @@ def _mark_iteration(loop: int) -> Iterator[None]:
 
 
 def _count_values(lower: Any, upper: Any, step: int, names: tuple[str, str]) -> range:
-    """Return the values of a loop's counter; in a dry launch as many as its trip count, if registers bound it.
+    """Return the values of a loop's counter.
 
-    `names` are those of the two bounds, for messages.
+    In a dry launch with a register as bound these are as many as its trip count, from 0 on if `lower` is a register.
+
+    Args:
+        lower: First value, an int or a register.
+        upper: End of the values, an int or a register.
+        step: Step, a positive int.
+        names: Names of the two bounds, for messages.
+
+    Raises:
+        RuleViolation: The step or a bound is of another type, or a register has 64 bits or a comparison's result.
+        Unsupported: The launch is dry and knows neither a trip count nor the register's value.
     """
     positive_step(step)
     for name, bound in zip(names, (lower, upper)):
@@ -184,7 +211,7 @@ def outside_no_reorder(loop: str) -> None:
         )
 
 
-@rule("NKW-LOOP-BODY")
+@rule("NKW-LOOP-BODY", hint="write results to a tensor or a register inside the body, and return nothing")
 def body_returns_nothing(result: Any) -> None:
     """The body of fori_loop returns nothing; it keeps values in SBUF, HBM or registers."""
     if result is not None:

@@ -1,4 +1,4 @@
-"""`nki.meta`: the home of `nki.tensor` since 0.2. Nothing of it is documented but the name; it annotates a shape."""
+"""`nki.meta`: the module that has `nki.tensor` since 0.2. Only its name is documented; `tensor` annotates a shape."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names that public code uses and the simulator does not simulate: calling one raises Unsupported with the reason.
+"""Names that public code uses and the simulator does not simulate; calling one raises Unsupported with the reason.
 
-The list is complete for what the documentation of NKI 0.2 to 0.7 and public kernels name. Importing such a name works,
-so that a file which needs it only on a device still loads.
+The list `NOT_YET` is complete for what the documentation of NKI 0.2 to 0.7 and public kernels name. Importing such a
+name works, so that a file which needs it only on a device still loads.
 """
 
 from __future__ import annotations
@@ -43,10 +43,17 @@ NOT_YET: dict[str, dict[str, str]] = {
 
 
 def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET) -> Callable[..., NoReturn]:
-    """Return a function that raises Unsupported when it is called.
+    """Return, for a name in `listed`, a function that raises Unsupported when it is called.
+
+    The modules of `simulate.nki` call it as their `__getattr__`.
+
+    Args:
+        module: Name of the module, as "nki.isa".
+        name: Attribute that the module does not have.
+        listed: By module, the reason for each name that is not simulated.
 
     Raises:
-        AttributeError: Nobody documents the name.
+        AttributeError: The name is not listed; the message names similar names.
     """
     reason = listed[module].get(name)
     if reason is None:
@@ -61,7 +68,7 @@ def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET)
 
 
 def _suggestion(module: str, name: str) -> str:
-    """Return the end of a message for a name that a module does not have: what to write in place of it."""
+    """Return the end of a message for a name that a module does not have, as "; did you mean nl.add?"; else ""."""
     if name.startswith("__") or module not in _SHORT_NAMES:
         return ""
     if module == "nki.isa" and name in ISA_HINTS:
@@ -78,7 +85,7 @@ _SHORT_NAMES = {"nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "ncc
 
 
 def _public_names(module: str) -> set[str]:
-    """Return the public names of a simulated module, without what the module imports for itself."""
+    """Return the public names of a module of `simulate.nki`, without what the module imports for itself."""
     names = vars(sys.modules[f"simulate.{module}"])
     public = {
         name
@@ -90,7 +97,14 @@ def _public_names(module: str) -> set[str]:
 
 
 def absent_modules(present: set[str], listed: dict[str, dict[str, str]] = NOT_YET) -> dict[str, ModuleType]:
-    """Make a module for each listed one that is not `present`, with its packages, so that they can be imported."""
+    """Return new modules by name: each module in `listed` that is not `present`, and its missing parent packages.
+
+    Their attributes are those of `not_yet`.
+
+    Args:
+        present: Names of modules that exist.
+        listed: By module, the reason for each name that is not simulated.
+    """
     modules: dict[str, ModuleType] = {}
     for path in listed:
         packages = path.split(".")

@@ -1,8 +1,8 @@
-"""Parameters of `nki.isa` in 0.2 to 0.5 that public kernels still write: one table.
+"""Parameters of `nki.isa` in 0.2 to 0.5 that public kernels still write: the table `OLDER`.
 
-An accepted parameter gives a DeprecationWarning from level 0.6 on, and has no other effect. A parameter that
-changed its meaning or its position is refused like any other that does not fit. A parameter of an enum also takes the
-documented number of a member.
+An accepted parameter gives a DeprecationWarning from level 0.6 on. It is rewritten to today's parameter, or has no
+effect. A parameter that changed its meaning or its position is refused like any other that does not fit. A parameter of
+an enum also takes the documented number of a member.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from simulate.run import running_level
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """A parameter of an earlier release: its instructions, what to write now, and its value in terms of 0.6.
+    """Parameter of an earlier release.
 
-    `replace` returns the arguments of 0.6 with the same meaning, if any are needed; it raises RuleViolation for a value
-    that has none.
+    Attributes:
+        instructions: Names of the instructions that had it; None for all.
+        now: What to write now, for the warning.
+        replace: Function from the value to the keyword arguments of 0.6 with the same meaning, None if there are none.
+            It raises RuleViolation for a value that has no equal in 0.6.
     """
 
     instructions: frozenset[str] | None  # None: every instruction
@@ -77,9 +80,10 @@ OLDER: dict[str, Older] = {
 
 
 def modernise(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the keyword arguments as 0.6 names them.
+    """Return a copy of keyword arguments in which parameters of earlier releases are rewritten as 0.6 has them.
 
-    A name that no release had stays in.
+    A name that no release had stays in. Gives a DeprecationWarning for each rewritten one at levels that deprecate
+    them.
 
     Args:
         instruction: Name of the instruction.
@@ -105,7 +109,7 @@ def modernise(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -
 
 
 def find_member(members: type[Enum], value: Any) -> Any:
-    """Return the member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
+    """Return the member of the enum `members` whose documented number is the int `value`; any other value unchanged."""
     if type(value) is int:
         for member in members:
             if member.value == value:

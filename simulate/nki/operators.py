@@ -1,7 +1,8 @@
 """Functions of `nki.language` that name operators: `op=nl.add` in an instruction, `nl.add(a, b)` on tiles.
 
-Called with tiles, a function allocates a result in SBUF and issues the instructions for it. Functions that no engine
-has are composed of operators that exist; each docstring says how.
+Called with tiles, a function allocates a result in SBUF, issues the instructions for it and returns the result.
+Functions that no engine has are composed of operators that exist; each docstring says how. `dtype` is the result's, by
+default that of the first tile.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ _PI = float(np.nextafter(np.float32(math.pi), np.float32(0)))
 
 
 def new_tile(like: NkiTensor, dtype: Any = None, shape: tuple[int, ...] | None = None) -> NkiTensor:
-    """Return a fresh SBUF tile with the shape and the dtype of the tile `like`, unless others are given.
+    """Return a new, uninitialised SBUF tile with the shape and the dtype of the tile `like`, unless others are given.
 
-    Raises RuleViolation where `like`, the function's argument, is no tile.
+    Raises RuleViolation if `like`, which is the argument of a function of nki.language, is no tile.
     """
     is_tensor("x", like)
     return current_core().allocate(shape or like.shape, resolve_dtype(like, dtype))
 
 
 class Operator(NKIObject):
-    """An operator argument that cannot be called: `nl.bypass`, `nl.prelu`, `nl.average`."""
+    """Operator argument that cannot be called, such as `nl.bypass`, `nl.prelu` or `nl.average`."""
 
     def __init__(self, name: str) -> None:
         self.nki_operator = self.__name__ = name
@@ -55,7 +56,7 @@ _WITH_COLUMN = ("abs_max", "abs_min")
 
 
 def name_operator(function: F, name: str, doc: str) -> F:
-    """Give a function its name in `nki.language`, by which an instruction takes it as an operator; return it."""
+    """Set a function's name, docstring and `nki_operator`, by which an instruction recognises it; return it."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.nki_operator = name  # type: ignore[attr-defined]
@@ -96,54 +97,57 @@ def _unary(name: str) -> Function:
 
 
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Copy x to a new SBUF tile, by tensor_copy; also an operator argument."""
+    """Return x copied to a new SBUF tile by tensor_copy, cast to `dtype`; also an operator argument."""
     result = new_tile(x, dtype)
     isa.tensor_copy(dst=result, src=x)
     return result
 
 
 def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute 1 / sqrt(x) on GpSimd, more precise than the Scalar engine's table; also an operator argument."""
+    """Return 1 / sqrt(x), computed on GpSimd, more precise than the Scalar engine's table; also an operator."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=rsqrt, operand0=0.0)
     return result
 
 
 def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Invert every bit of an integer tile, as XOR with all ones; also an operator argument."""
+    """Return an integer tile with every bit inverted, as XOR with all ones; also an operator argument."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS["bitwise_xor"], operand0=-1)
     return result
 
 
 def logical_not(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute XOR with 1, as documented: correct for elements that are 0 or 1; use nl.equal(x, 0) for others."""
+    """Return x XOR 1, as documented: correct for elements that are 0 or 1; use nl.equal(x, 0) for others."""
     return apply_scalar(x, "logical_xor", 1.0, dtype)
 
 
 def negative(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute -x, as a multiplication by -1."""
+    """Return -x, computed as a multiplication by -1."""
     return apply_scalar(x, "multiply", -1.0, dtype)
 
 
 def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute the largest integer <= each element: round through int32, then subtract 1 where that rounded up."""
+    """Return the largest integer <= each element: rounded through int32, then 1 subtracted where that rounded up."""
     return _round_to_integer(x, "greater", "subtract", dtype)
 
 
 def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute the smallest integer >= each element: round through int32, then add 1 where that rounded down."""
+    """Return the smallest integer >= each element: rounded through int32, then 1 added where that rounded down."""
     return _round_to_integer(x, "less", "add", dtype)
 
 
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Drop the fraction of each element: the floor of its positive and the ceiling of its negative part."""
+    """Return each element without its fraction: the floor of its positive and the ceiling of its negative part."""
     positive, negative_part = (apply_scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
     return apply_pair(floor(positive), ceil(negative_part), "add", resolve_dtype(x, dtype))
 
 
 def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Compute x / y as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place."""
+    """Return x / y, computed as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place.
+
+    One of x and y may be a number. Dims of size 1 are repeated at levels that broadcast.
+    """
     one_is_a_tile(x, y)
     if not isinstance(y, NkiTensor):
         is_number("y", y)
@@ -156,9 +160,10 @@ def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Compute the remainder of x / y with the sign of x, exact while the quotient times y fits 24 bits.
+    """Return the remainder of x / y with the sign of x, exact while the quotient times y fits 24 bits.
 
-    The quotient comes from a reciprocal, so the remainder of magnitudes is moved once into 0 to |y|.
+    The quotient comes from a reciprocal, so the remainder of magnitudes is moved once into 0 to |y|. One of x and y may
+    be a number.
     """
     one_is_a_tile(x, y)
     result_dtype = resolve_dtype(x if isinstance(x, NkiTensor) else y, dtype)
@@ -177,7 +182,7 @@ def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Compute the remainder of x / y with the sign of y: fmod, plus y where the signs differ."""
+    """Return the remainder of x / y with the sign of y: fmod, plus y where the signs differ; x or y may be a number."""
     one_is_a_tile(x, y)
     result_dtype = resolve_dtype(x if isinstance(x, NkiTensor) else y, dtype)
     dividend, divisor = _float32_tiles(x, y)
@@ -187,40 +192,51 @@ def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute the sine of x; whole turns are subtracted first, since the engine's sine is valid from -pi to pi only.
+    """Return the sine of x; whole turns are subtracted first, since the engine's sine is valid from -pi to pi only.
 
-    Also an operator argument, which then is the engine's own function. Turns are exact up to 2^16 of them.
+    Also an operator argument, which then is the engine's own function, without that subtraction. Turns are exact up to
+    2^16 of them.
     """
     return _sine(x, 0.0, dtype)
 
 
 def cos(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute the cosine of x as the sine of x + pi / 2; whole turns are subtracted first."""
+    """Return the cosine of x, computed as the sine of x + pi / 2; whole turns are subtracted first."""
     return _sine(x, 0.25, dtype)
 
 
 def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Compute the tangent of x as its sine / its cosine."""
+    """Return the tangent of x, computed as its sine divided by its cosine."""
     is_tensor("x", x)
     return divide(sin(x, "float32"), cos(x, "float32"), resolve_dtype(x, dtype))
 
 
 def apply_scalar(x: NkiTensor, operator: str, number: Any, dtype: Any = None) -> NkiTensor:
-    """Apply an ALU operator to x and a number, or a tile of one element per partition; return a new SBUF tile."""
+    """Return a new SBUF tile with operator(x, number), by tensor_scalar.
+
+    Args:
+        x: The tile.
+        operator: Name of an ALU operator.
+        number: A number, a (P, 1) tile with one value per partition, or None for an operator of one operand.
+        dtype: Dtype of the result, by default x's.
+    """
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS[operator], operand0=number)
     return result
 
 
 def apply_pair(x: NkiTensor, y: NkiTensor, operator: str, dtype: Any = None) -> NkiTensor:
-    """Apply an ALU operator to two tiles of one shape; return a new SBUF tile."""
+    """Return a new SBUF tile with operator(x, y), by tensor_tensor; `operator` is the name of an ALU operator.
+
+    The tiles have one shape; the result has x's dtype by default.
+    """
     result = new_tile(x, dtype)
     isa.tensor_tensor(dst=result, data1=x, data2=y, op=ALU_OPERATORS[operator])
     return result
 
 
 def _float32_tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
-    """Return both operands as float32 tiles; a number fills a tile of the shape of the tile operand."""
+    """Return both operands as float32 SBUF tiles of one shape; a number fills a tile of the other operand's shape."""
     tiles = []
     for value, other in ((x, y), (y, x)):
         if isinstance(value, NkiTensor):
@@ -250,7 +266,7 @@ def _round_to_integer(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -
 
 
 def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:
-    """Compute sin(x + quarter * 2 pi)."""
+    """Return sin(x + quarter * 2 pi) as a new SBUF tile; whole turns are subtracted first."""
     turns = new_tile(x, "float32")
     multiply, add = ALU_OPERATORS["multiply"], ALU_OPERATORS["add"]
     isa.tensor_scalar(dst=turns, data=x, op0=multiply, operand0=0.5 / math.pi, op1=add, operand1=quarter)
@@ -280,8 +296,11 @@ def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:
 def broadcast_operands(x: NkiTensor, y: NkiTensor) -> tuple[NkiTensor, NkiTensor]:
     """Return both operands with one shape.
 
-    Where the level broadcasts, dims of size 1 are repeated by numpy's rule: free dims by a view, a single partition by
-    nc_stream_shuffle.
+    At levels that broadcast, dims of size 1 are repeated by NumPy's rule: free dims by a view, a single partition by
+    nc_stream_shuffle. At other levels tiles of different shapes are refused.
+
+    Raises:
+        RuleViolation: The shapes differ and cannot be broadcast (NKW-NL-SHAPES).
     """
     if not (_broadcast_together(x, y) and running_level().has(BROADCASTING)):
         same_shape(x, y)
@@ -292,7 +311,7 @@ def broadcast_operands(x: NkiTensor, y: NkiTensor) -> tuple[NkiTensor, NkiTensor
 
 
 def _broadcast_together(x: NkiTensor, y: NkiTensor) -> bool:
-    """Return whether shapes of one rank differ in dims of size 1 only."""
+    """Return whether two shapes of one rank differ, and in dims only of which one has size 1."""
     return (
         x.shape != y.shape
         and x.ndim == y.ndim
@@ -301,7 +320,10 @@ def _broadcast_together(x: NkiTensor, y: NkiTensor) -> bool:
 
 
 def repeat_to(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
-    """Return a tile with dims of size 1 repeated to `shape`, of the same rank."""
+    """Return a tile with dims of size 1 repeated to `shape`, of the same rank.
+
+    Free dims are repeated by a view, a single partition by `repeat_partition`.
+    """
     rows = x if x.shape[0] == shape[0] else repeat_partition(x, shape[0])
     for dim in range(1, len(shape)):
         if rows.shape[dim] != shape[dim]:
@@ -310,7 +332,7 @@ def repeat_to(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
 
 
 def repeat_partition(x: NkiTensor, partitions: int) -> NkiTensor:
-    """Repeat a tile on one partition over several by nc_stream_shuffle, a quadrant at a time."""
+    """Return a new SBUF tile with the one partition of x repeated over `partitions` ones, by nc_stream_shuffle."""
     rows = new_tile(x, None, (partitions, *x.shape[1:]))
     quadrant = current_core().hardware.partitions_per_quadrant
     for start in range(0, partitions, quadrant):

@@ -34,7 +34,7 @@ class NkiScalar(VirtualRegister):
 
     Sums and products wrap to its width. Comparisons of 32 bits are traced, but their result cannot be used, and Python
     cannot look at a scalar: no `if`, `int()` or `range()`. An int64 scalar is not compared, bounds no loop, and is an
-    offset in HBM only.
+    offset in HBM only. A refused use raises RuleViolation.
     """
 
     __slots__ = ("dtype", "is_comparison")
@@ -65,7 +65,11 @@ class NkiScalar(VirtualRegister):
 
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
-    """Load the one element of src, an int32 or int64 tensor in SBUF or HBM, into a scalar of src's dtype."""
+    """Load the one element of src, an int32 or int64 tensor in SBUF or HBM, and return it as a scalar of src's dtype.
+
+    Raises:
+        RuleViolation: src has more elements, another dtype or is in PSUM, or the level has no scalars.
+    """
     running_level().require("nisa.scalar_load")
     one_element("src", src)
     scalar = NkiScalar(current_core().allocate_register(dtype=src.dtype))
@@ -74,7 +78,12 @@ def scalar_load(src: NkiTensor) -> NkiScalar:
 
 
 def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
-    """Write a scalar to the one element of dst, a tensor in SBUF or HBM of the scalar's dtype."""
+    """Write a scalar to the one element of dst, a tensor in SBUF or HBM of the scalar's dtype.
+
+    Raises:
+        RuleViolation: The value is no scalar or a comparison's result, dst has more elements, another dtype or is in
+            PSUM, or the level has no scalars.
+    """
     running_level().require("nisa.scalar_store")
     one_element("dst", dst)
     is_scalar(value)
@@ -103,7 +112,7 @@ def _operand(value: Any, dtype: DType) -> NkiTensor | int:
     return immediate(value, 8 * dtype.itemsize)
 
 
-@rule("NKW-SCALAR-TILE")
+@rule("NKW-SCALAR-TILE", hint="slice one element, as t[0:1, 0:1], of an int32 or int64 tensor")
 def one_element(operand: str, tile: Any) -> None:
     """A scalar exchanges one int32 or int64 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted."""
     fits = (
@@ -140,7 +149,7 @@ def is_scalar(value: Any) -> None:
         raise RuleViolation(is_scalar, f"{value!r:.60}", hint="nisa.memset(dst=tile, value=number)")
 
 
-@rule("NKW-SCALAR-OPERAND")
+@rule("NKW-SCALAR-OPERAND", hint="pass a Python int, or load the value with nisa.scalar_load")
 def whole_number(value: Any) -> None:
     """The other operand of a scalar's arithmetic is a Python int or another scalar."""
     try:

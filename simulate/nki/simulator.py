@@ -14,10 +14,12 @@ def simulate_kernel(
     kwargs: Mapping[str, Any] | None = None,
     lnc: int = 1,
 ) -> Any:
-    """Run a kernel or a plain function on `lnc` physical cores of one logical core; returns its outputs.
+    """Run a kernel or a plain function on `lnc` physical cores of one logical core, and return its outputs.
 
     The reference does not document it. Its parameters are those that public callers pass; `lnc` may be left out.
-    Raises InvalidArgument for an `lnc` other than 1 and 2.
+
+    Raises:
+        InvalidArgument: `lnc` is not 1 or 2.
     """
     return as_kernel(func)[lnc](*args, **(kwargs or {}))
 

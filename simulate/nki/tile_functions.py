@@ -1,4 +1,8 @@
-"""Functions of `nki.language` that select, move, transpose, multiply or fill tiles, and `no_reorder`."""
+"""Functions of `nki.language` that select, move, transpose, multiply or fill tiles, and `no_reorder`.
+
+Results are new SBUF tiles unless a docstring says otherwise; `dtype` is the result's, by default that of the first
+tile.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,14 @@ _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 
 
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Select x where the condition tile is not zero, else y; x and y are tiles or numbers."""
+    """Return a new SBUF tile with x where the condition tile is not zero, else y.
+
+    x and y are tiles of the condition's shape or numbers. The result has the dtype of the first tile of the two, else
+    of the condition.
+
+    Raises:
+        RuleViolation: The shapes differ. Under the rules of the chip also: the condition is no float tile.
+    """
     tiles = [value for value in (x, y) if isinstance(value, NkiTensor)]
     is_tensor("condition", condition)
     judge("where", (selects_between_tiles, condition, x, y))
@@ -54,22 +65,22 @@ def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
-    """Replace elements of x by zero with probability `rate`; the others are not scaled."""
+    """Return a new SBUF tile with elements of x replaced by zero with probability `rate`; the others are not scaled."""
     result = new_tile(x)
     isa.dropout(dst=result, data=x, prob=rate)
     return _cast(result, resolve_dtype(x, dtype))
 
 
 def random_seed(seed: NkiTensor) -> None:
-    """Seed the Vector engine's generator with a (1, 1) tile of 32 bits; `rand` draws from it."""
+    """Seed the Vector engine's random generator, from which `rand` draws, with a (1, 1) tile of a 32-bit dtype."""
     isa.set_rng_seed(src_seeds=seed)
 
 
 def rand(shape: Any, dtype: Any, buffer: MemoryRegion = _SBUF, name: str = "") -> NkiTensor:
-    """Fill a tile with uniform numbers, float32 in [0, 1) before the cast to dtype.
+    """Return a new tile of `buffer` with uniform random numbers, float32 in [0, 1) before the cast to dtype.
 
-    rand2 where the chip has it, else 24 of rng's bits; both in the Vector engine, so that random_seed has an effect on
-    every chip.
+    They come from rand2 if the chip has it, else from 24 bits of rng. Both use the Vector engine, so that random_seed
+    has an effect on every chip.
     """
     core = current_core()
     result = core.allocate(shape, dtype, buffer, name)
@@ -84,9 +95,13 @@ def rand(shape: Any, dtype: Any, buffer: MemoryRegion = _SBUF, name: str = "") -
 
 
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
-    """Repeat dims of size 1 of x to `shape`, of the same rank; return x itself if nothing changes.
+    """Return x with dims of size 1 repeated to `shape`, of the same rank, as a new SBUF tile.
 
-    A single partition is repeated by nc_stream_shuffle, a quadrant at a time.
+    Returns x itself if shape and dtype do not change. A single partition is repeated by nc_stream_shuffle, a quadrant
+    at a time.
+
+    Raises:
+        RuleViolation: x is not on chip, or a dim is neither of size 1 nor of the new size.
     """
     is_tensor("x", x)
     lies_in("x", x, _SBUF, _PSUM)
@@ -106,7 +121,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Swap partitions and free dim of a 2D SBUF tile, on the Tensor engine, into PSUM."""
+    """Return the 2D SBUF tile x of shape (P, F) as a new PSUM tile (F, P), transposed on the Tensor engine."""
     is_tensor("x", x)
     core = current_core()
     shape = (x.shape[-1], x.shape[0])
@@ -120,7 +135,10 @@ def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
-    """Multiply x @ y into PSUM; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose."""
+    """Return x @ y as a new float32 PSUM tile; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose.
+
+    y is (K, N) with K on its partitions and N up to 512.
+    """
     is_tensor("x", x)
     is_tensor("y", y)
     judge("matmul", (is_flag, "transpose_x", transpose_x), (moving_columns_within_limit, y))
@@ -134,7 +152,10 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
 
 
 def no_reorder() -> AbstractContextManager[None]:
-    """Run the instructions of a `with` block in program order; this changes time alone."""
+    """Return a context manager: instructions of its `with` block run in program order.
+
+    This changes the predicted time only, not values.
+    """
     core = current_core()
     block = Block(kernel_line())
     core.stream.blocks.append(block)
@@ -154,7 +175,7 @@ def _in_order(stream: Stream, block: Block) -> Iterator[None]:
 
 
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Load a 2D HBM tensor, transposed on its way into a new SBUF tile."""
+    """Return a 2D HBM tensor (M, N) as a new SBUF tile (N, M), transposed on its way by dma_transpose."""
     is_tensor("src", src)
     judge("load_transpose2d", lies_in_hbm("src", src))
     tile = current_core().allocate((src.shape[-1], src.shape[0]), src.dtype)
@@ -163,9 +184,12 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
-    """Gather data[p, indices[p, ...]] over flattened free dims, by nc_n_gather; indices are uint32, or int32 bits.
+    """Return data[p, indices[p, ...]] over flattened free dims as a new SBUF tile of indices' shape, by nc_n_gather.
 
-    What an `axis` other than 0 means is not documented.
+    indices are uint32, or int32, whose bits are taken as uint32.
+
+    Raises:
+        Unsupported: `axis` is not 0; the reference documents nothing else.
     """
     if axis != 0:
         raise Unsupported("NKW-UNSUPPORTED", f"nl.gather_flattened(axis={axis!r}): only axis=0 is documented")
@@ -178,7 +202,14 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """Make a shared HBM tensor that contains a numpy array, or the array in a .npy file, when the kernel starts."""
+    """Return a shared HBM tensor that has the contents of a NumPy array, or of a .npy file, when the kernel starts.
+
+    An array without dims gives shape (1,).
+
+    Raises:
+        InvalidArgument: The constant is no array with elements, or the file cannot be read.
+        RuleViolation: The dtype is not in the reference's list, or the cores of a logical core give different arrays.
+    """
     core = current_core()
     array = _array(constant)
     dtype = as_dtype(array.dtype)

@@ -10,7 +10,7 @@ from simulate.run.machine import running_core, running_level
 
 
 class _TileSize(NKIObject):
-    """Limits of the chip that the running kernel is specialised for (outside of a kernel: the target's)."""
+    """Limits of the chip for which the running kernel is specialised; outside a kernel, those of the target chip."""
 
     @property
     def _hardware(self) -> Hardware:
@@ -32,13 +32,13 @@ class _TileSize(NKIObject):
 
     @property
     def psum_fmax(self) -> int:
-        """As psum_bank_fmax; deprecated since 0.4."""
+        """Float32 elements of a PSUM bank per partition, as psum_bank_fmax; deprecated since 0.4."""
         running_level().notice("nl.tile_size.psum_fmax")
         return self._hardware.psum_bank_bytes // 4
 
     @property
     def total_available_sbuf_size(self) -> int:
-        """As sbuf_fmax_bytes; deprecated since 0.4."""
+        """Usable bytes of SBUF per partition, as sbuf_fmax_bytes; deprecated since 0.4."""
         running_level().notice("nl.tile_size.total_available_sbuf_size")
         return self._hardware.sbuf_usable_bytes_per_partition
 

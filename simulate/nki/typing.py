@@ -1,4 +1,4 @@
-"""`nki.typing`: annotations for kernel parameters."""
+"""`nki.typing`: annotations for kernel parameters, which change nothing in the simulator."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ class tensor(metaclass=_Annotation):
 
 
 class mutable_tensor(tensor):
-    """Marks a parameter that the kernel may write; the simulator updates any input in place."""
+    """Annotation of a parameter that the kernel may write; the simulator updates any input in place."""
