@@ -96,7 +96,10 @@ def replace_rows(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 @rule("NKW-VECTOR-REDUCE-CMD")
 def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
-    """reduce_cmd is one of the commands that the instruction takes."""
+    """reduce_cmd is one of the commands that the instruction takes.
+
+    Raises RuleViolation if the command is not among those `allowed`.
+    """
     if command not in allowed:
         raise RuleViolation(
             command_among,
@@ -110,7 +113,10 @@ def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
     "NKW-VECTOR-REDUCE-INIT", hint="reduce_cmd=nisa.reduce_cmd.load_reduce and an initial value, or neither"
 )
 def initial_with_load_only(operand: str, is_given: bool, command: ReduceCmd) -> None:
-    """The initial value of the registers is given with reduce_cmd load_reduce and with no other."""
+    """The initial value of the registers is given with reduce_cmd load_reduce and with no other.
+
+    Raises RuleViolation otherwise.
+    """
     if is_given != (command is ReduceCmd.load_reduce):
         raise RuleViolation(
             initial_with_load_only,
@@ -123,7 +129,10 @@ def initial_with_load_only(operand: str, is_given: bool, command: ReduceCmd) -> 
     hint="use one of these operators, or nisa.tensor_reduce in an instruction of its own",
 )
 def reduction_among(operator: AluOperator, *allowed: str) -> None:
-    """The instruction accumulates with one of the operators documented for it."""
+    """The instruction accumulates with one of the operators documented for it.
+
+    Raises RuleViolation if the operator's name is not among those `allowed`.
+    """
     if operator.name not in allowed:
         raise RuleViolation(reduction_among, f"operator {operator.name}", limit=", ".join(allowed))
 

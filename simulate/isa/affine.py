@@ -87,14 +87,23 @@ def _pairs(dst: NkiTensor, pattern: Any) -> list[tuple[int, int]]:
     hint="pass a Python int; a run-time offset goes through a register",
 )
 def affine_is_int32() -> None:
-    """Offset, channel_multiplier and steps are int32 numbers (the offset: or a register)."""
+    """Offset, channel_multiplier and steps are int32 numbers (the offset: or a register).
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-AFFINE-PATTERN")
 def pattern_is_pairs() -> None:
-    """An affine pattern is a list of up to four [step, num] pairs, the outermost first."""
+    """An affine pattern is a list of up to four [step, num] pairs, the outermost first.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-AFFINE-COUNT", hint="make the product of the nums the elements per partition")
 def pattern_covers() -> None:
-    """An affine pattern has one value for each element of a partition."""
+    """An affine pattern has one value for each element of a partition.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """

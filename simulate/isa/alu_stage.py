@@ -112,12 +112,18 @@ def _bits(name: str, value: Any, data: NkiTensor) -> int:
 
 @rule("NKW-BITVEC-OPERAND")
 def bitvec_operand_is_integer() -> None:
-    """The number beside bitvec data is an integer of as many bits."""
+    """The number beside bitvec data is an integer of as many bits.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-UNARY-OPERAND")
 def unary_has_no_operand(name: str, operand: Any, operator: AluOperator) -> None:
-    """An operator of one operand leaves its operand slot None or 0."""
+    """An operator of one operand leaves its operand slot None or 0.
+
+    Raises RuleViolation for a tile or another number; the caller applies it to operators of one operand.
+    """
     if operand is not None and (isinstance(operand, NkiTensor) or operand != 0):
         seen = operand.describe() if isinstance(operand, NkiTensor) else f"{operand!r:.60}"
         raise RuleViolation(unary_has_no_operand, f"{name}={seen} with {operator.name}", hint=f"{name}=None")

@@ -55,7 +55,10 @@ def broadcast_value(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np
 
 @rule("NKW-ARITHMETIC-OPERATOR", hint="nl.add, nl.multiply, nl.maximum, nl.greater, …")
 def arithmetic_on_vector(hardware: Hardware, operand: str, operator: AluOperator) -> None:
-    """The instruction takes an arithmetic operator of the Vector engine."""
+    """The instruction takes an arithmetic operator of the Vector engine.
+
+    Raises RuleViolation otherwise.
+    """
     rules.operator_on_chip(hardware, operand, operator)
     if rules.is_bitvec(operator) or "vector" not in operator.engines:
         raise RuleViolation(arithmetic_on_vector, f"{operand}={operator.name}")

@@ -198,7 +198,10 @@ def chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
 
 @rule("NKW-COLLECTIVE-LISTS", hint="give as many dsts as srcs")
 def tensor_lists(operation: str, srcs: Any, dsts: Any) -> None:
-    """srcs and dsts are lists of equal, non-zero length."""
+    """srcs and dsts are lists of equal, non-zero length.
+
+    Raises RuleViolation if one is no list or tuple, or empty, or their lengths differ.
+    """
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
         if not isinstance(tensors, (list, tuple)) or not tensors:
             raise RuleViolation(
@@ -212,7 +215,10 @@ def tensor_lists(operation: str, srcs: Any, dsts: Any) -> None:
 
 @rule("NKW-COLLECTIVE-ONE-TENSOR", limit="1", hint="issue the collective once for each tensor")
 def single_tensors(operation: str, *lists: Tensors) -> None:
-    """This collective takes one tensor per list."""
+    """This collective takes one tensor per list.
+
+    Raises RuleViolation if one of the lists has more or fewer tensors than one.
+    """
     for tensors in lists:
         if len(tensors) != 1:
             raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {operation}")
@@ -220,7 +226,10 @@ def single_tensors(operation: str, *lists: Tensors) -> None:
 
 @rule("NKW-COLLECTIVE-MEMORY", hint="put all operands in HBM, or use one 2D SBUF src and one 2D SBUF dst")
 def one_memory_space(tensors: list[NkiTensor]) -> None:
-    """A collective works on HBM tensors or on one two-dimensional SBUF tensor, never on both."""
+    """A collective works on HBM tensors or on one two-dimensional SBUF tensor, never on both.
+
+    Raises RuleViolation if a tensor is on chip, unless all tensors are one 2D src and one 2D dst in SBUF.
+    """
     on_chip = [t for t in tensors if t.buffer.on_chip]
     if on_chip and (len(on_chip) != len(tensors) or len(tensors) != 2 or any(t.ndim != 2 for t in on_chip)):
         raise RuleViolation(one_memory_space, ", ".join(t.describe() for t in tensors))
@@ -228,7 +237,10 @@ def one_memory_space(tensors: list[NkiTensor]) -> None:
 
 @rule("NKW-COLLECTIVE-OPERATOR", hint="op=nl.add; for other operators all_gather, then reduce on each rank")
 def collective_reduction(operator: AluOperator) -> None:
-    """A collective reduces with add, minimum or maximum."""
+    """A collective reduces with add, minimum or maximum.
+
+    Raises RuleViolation otherwise.
+    """
     if operator.name not in _REDUCTIONS:
         raise RuleViolation(collective_reduction, f"op={operator.name}", limit=", ".join(_REDUCTIONS))
 
@@ -238,13 +250,19 @@ def collective_reduction(operator: AluOperator) -> None:
     hint="allocate dst with the shape that the collective gives; pad a src that does not divide",
 )
 def collective_shapes() -> None:
-    """The shapes of src and dst fit the collective and the number of ranks."""
+    """The shapes of src and dst fit the collective and the number of ranks.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule(
     "NKW-COLLECTIVE-SCATTER-DIM", limit="0", hint="collective_dim=0; transpose or permute the tensor before"
 )
 def splits_along(dim: Any) -> None:
-    """reduce_scatter and all_to_all split along dim 0."""
+    """reduce_scatter and all_to_all split along dim 0.
+
+    Raises RuleViolation otherwise.
+    """
     if dim != 0:
         raise RuleViolation(splits_along, f"collective_dim={dim}")

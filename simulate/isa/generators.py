@@ -53,21 +53,30 @@ def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
 
 @rule("NKW-RANDOM-ENGINE", limit="nisa.engine.vector or nisa.engine.gpsimd", hint="leave engine out")
 def names_engine(engine: Engine) -> None:
-    """engine of rng, rand_get_state and rand_set_state is vector or gpsimd; the state belongs to that engine."""
+    """engine of rng, rand_get_state and rand_set_state is vector or gpsimd; the state belongs to that engine.
+
+    Raises RuleViolation if the engine is unknown.
+    """
     if engine is Engine.unknown:
         raise RuleViolation(names_engine, "engine=unknown")
 
 
 @rule("NKW-RANDOM-STATE-CHIP", hint="nisa.set_rng_seed")
 def generator_state_on_chip(hardware: Hardware) -> None:
-    """rand_set_state and rand_get_state exist from gen3 on."""
+    """rand_set_state and rand_get_state exist from gen3 on.
+
+    Raises RuleViolation on an earlier chip.
+    """
     if not hardware.random_state:
         raise RuleViolation(generator_state_on_chip, f"generator state on {hardware.name}")
 
 
 @rule("NKW-RANDOM-STATE-SHAPE", hint="allocate it as a 2D uint32 tile of that shape")
 def state_words(operand: str, tile: NkiTensor, engine: Engine) -> None:
-    """Generator state is a 2D uint32 tile with 6 words per partition for GpSimd, 24 for Vector."""
+    """Generator state is a 2D uint32 tile with 6 words per partition for GpSimd, 24 for Vector.
+
+    Raises RuleViolation otherwise.
+    """
     words = random.XORWOW_WORDS * (4 if engine is Engine.vector else 1)
     if tile.ndim != 2 or tile.shape[1] != words or tile.dtype != "uint32":
         raise RuleViolation(

@@ -47,11 +47,17 @@ def integer_within(value: Any, low: int, high: int) -> int | None:
 
 @rule("NKW-FLOAT32-RANGE", hint="use float('inf')")
 def fits_float32() -> None:
-    """A compile-time number reaches an engine as float32: infinite, NaN, or within float32's range."""
+    """A compile-time number reaches an engine as float32: infinite, NaN, or within float32's range.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-NUMBER", hint="a Python number or a (P, 1) tile")
 def is_number(operand: str, value: Any) -> None:
-    """An operand that is no tile is a compile-time number."""
+    """An operand that is no tile is a compile-time number.
+
+    Raises RuleViolation if the value is no real number; callers apply it to values that are no tiles.
+    """
     if not isinstance(value, Real):
         raise RuleViolation(is_number, f"{operand} is {type(value).__name__} {value!r:.60}")

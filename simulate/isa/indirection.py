@@ -82,7 +82,10 @@ def _index(tile: NkiTensor) -> NkiTensor:
     "NKW-INDIRECT-QUADRANT", hint="allocate the index as a tile of its own from partition 0, 32, 64 or 96 on"
 )
 def index_on_quadrant(hardware: Hardware, index: NkiTensor) -> None:
-    """The index of every .indirect view starts on a quadrant, a partition that is a multiple of 32."""
+    """The index of every .indirect view starts on a quadrant, a partition that is a multiple of 32.
+
+    Raises RuleViolation if the index tile starts at another partition.
+    """
     start = rules.first_partition(index)
     if start % hardware.partitions_per_quadrant:
         raise RuleViolation(
@@ -94,7 +97,10 @@ def index_on_quadrant(hardware: Hardware, index: NkiTensor) -> None:
 
 @rule("NKW-INDIRECT-START", hint="move the index to the data's partitions")
 def starts_with_index(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
-    """Gathered data starts on the partition of its index, and the index of a scattered dst on that of the data."""
+    """Gathered data starts on the partition of its index, and the index of a scattered dst on that of the data.
+
+    Raises RuleViolation if the index of `tile` and `data` start at different partitions.
+    """
     first, second = rules.first_partition(_index(tile)), rules.first_partition(data)
     if first != second:
         raise RuleViolation(
@@ -104,6 +110,9 @@ def starts_with_index(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
 
 @rule("NKW-INDIRECT-SCATTER", hint="scatter into SBUF, or on the Vector engine")
 def scatters_into(engine: Engine, dst: NkiTensor) -> None:
-    """The Scalar engine cannot scatter into PSUM."""
+    """The Scalar engine cannot scatter into PSUM.
+
+    Raises RuleViolation if the engine is Scalar and dst is in PSUM; planners apply it to a dst made by .indirect.
+    """
     if engine is Engine.scalar and dst.buffer is MemoryRegion.psum:
         raise RuleViolation(scatters_into, f"dst {dst.describe()}")

@@ -31,7 +31,10 @@ def rule_of_hints(stationary: bool, moving: bool) -> Callable[..., None] | None:
 
 @rule("NKW-MATMUL-ONEZERO", limit="0 and 1", hint="leave is_stationary_onezero and is_moving_onezero out")
 def holds_ones_and_zeros(operand: str, values: np.ndarray) -> None:
-    """is_stationary_onezero and is_moving_onezero declare that a tile has ones and zeros only."""
+    """is_stationary_onezero and is_moving_onezero declare that a tile has ones and zeros only.
+
+    Raises RuleViolation if the values have another number; applied to an operand that is declared so.
+    """
     wide = values.astype(np.float32)
     wrong = wide[(wide != 0) & (wide != 1)]
     if wrong.size:

@@ -90,7 +90,10 @@ def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
     hint="slice the scale tile as scale[0:…], scale[4:…], scale[8:…] or scale[12:…] of a quadrant",
 )
 def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
-    """A scale tile starts at partition 0, 4, 8 or 12 of a quadrant."""
+    """A scale tile starts at partition 0, 4, 8 or 12 of a quadrant.
+
+    Raises RuleViolation otherwise.
+    """
     start = rules.first_partition(scale)
     if start % hardware.partitions_per_quadrant not in _SCALE_STARTS:
         raise RuleViolation(scale_start, f"{operand} starts at partition {start}")
@@ -98,7 +101,10 @@ def scale_start(hardware: Hardware, operand: str, scale: NkiTensor) -> None:
 
 @rule("NKW-MX-SCALE-SHAPE", hint="allocate it like the data, (P, columns)")
 def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
-    """A scale tile has a column per packed element (free dims count together), row 32 (g // 4) + g % 4 for group g."""
+    """A scale tile has a column per packed element (free dims count together), row 32 (g // 4) + g % 4 for group g.
+
+    Raises RuleViolation otherwise.
+    """
     last = data.shape[0] // GROUP_PARTITIONS - 1
     per_quadrant = hardware.partitions_per_quadrant // GROUP_PARTITIONS
     needed = hardware.partitions_per_quadrant * (last // per_quadrant) + last % per_quadrant + 1
@@ -114,14 +120,20 @@ def scale_shape(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTen
 
 @rule("NKW-MX-CHIP", hint="nisa.nc_matmul with fp8 operands")
 def mx_on_chip(hardware: Hardware) -> None:
-    """MX instructions exist from gen4 on."""
+    """MX instructions exist from gen4 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.mx:
         raise RuleViolation(mx_on_chip, f"an MX instruction on {hardware.name}")
 
 
 @rule("NKW-MX-PARTITIONS", hint="pad the contraction dim with zeros")
 def whole_quadrants(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """MX data covers whole quadrants: 32, 64, 96 or 128 partitions."""
+    """MX data covers whole quadrants: 32, 64, 96 or 128 partitions.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.shape[0] % hardware.partitions_per_quadrant:
         raise RuleViolation(
             whole_quadrants,

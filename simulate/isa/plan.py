@@ -353,14 +353,20 @@ def complete(plan: Plan) -> Plan:
 
 @rule("NKW-NAME-TEXT", hint='name="scores", or leave it out')
 def name_is_text(name: object) -> None:
-    """The name of an instruction is a string or None."""
+    """The name of an instruction is a string or None.
+
+    Raises RuleViolation otherwise.
+    """
     if name is not None and not isinstance(name, str):
         raise RuleViolation(name_is_text, f"name={name!r:.40}")
 
 
 @rule("NKW-INT64")
 def sixty_four_bits_are_moved(plan: Plan) -> None:
-    """64-bit integers are moved by DMAs between equal dtypes and held by scalars; no engine computes with them."""
+    """64-bit integers are moved by DMAs between equal dtypes and held by scalars; no engine computes with them.
+
+    Raises RuleViolation if an int64 tensor is an operand of a plan that is no such move.
+    """
     if plan.domain is Domain.bits and plan.engine in (Engine.dma, Engine.sync):
         return
     for operand in (*plan.reads, *plan.writes):

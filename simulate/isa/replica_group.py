@@ -39,7 +39,10 @@ class ReplicaGroup(NKIObject):
 
 @rule("NKW-GROUP-FORM")
 def well_formed_group(groups: Any) -> None:
-    """A replica group is a list of disjoint, non-empty lists of ranks."""
+    """A replica group is a list of disjoint, non-empty lists of ranks.
+
+    Raises RuleViolation otherwise.
+    """
     try:
         ranks = [int(rank) for group in groups for rank in group]
         sizes = [len(group) for group in groups]
@@ -53,11 +56,17 @@ def well_formed_group(groups: Any) -> None:
 
 @rule("NKW-GROUP-TYPE", hint="nki.collectives.ReplicaGroup([[0, 1]])")
 def is_replica_group(group: Any) -> None:
-    """replica_group is a ReplicaGroup."""
+    """replica_group is a ReplicaGroup.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(group, ReplicaGroup):
         raise RuleViolation(is_replica_group, f"{group!r:.60}")
 
 
 @rule("NKW-GROUP-MEMBER")
 def rank_in_group() -> None:
-    """A rank that calls a collective is in one of the replica group's lists."""
+    """A rank that calls a collective is in one of the replica group's lists.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """

@@ -42,7 +42,10 @@ def violations(*applications: tuple[Any, ...]) -> tuple[RuleViolation, ...]:
 
 @rule("NKW-FLAG", limit="True or False", hint="pass True or False")
 def is_flag(operand: str, value: Any) -> None:
-    """An argument that switches a behaviour on or off is True or False."""
+    """An argument that switches a behaviour on or off is True or False.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(value, (bool, np.bool_)):
         raise RuleViolation(is_flag, f"{operand}={value!r:.40}")
 
@@ -54,7 +57,10 @@ def flags(**values: Any) -> tuple[tuple[Any, ...], ...]:
 
 @rule("NKW-OPERAND", hint="allocate it with nl.ndarray, or pass arrays as kernel arguments")
 def is_tensor(operand: str, value: Any) -> None:
-    """A tensor operand is an NkiTensor."""
+    """A tensor operand is an NkiTensor.
+
+    Raises RuleViolation for another object, and OutOfBounds for a view that reaches outside its storage.
+    """
     if type(value) is NkiTensor:
         return
     if isinstance(value, NkiTensor):
@@ -65,7 +71,10 @@ def is_tensor(operand: str, value: Any) -> None:
 
 @rule("NKW-PARTITION-COUNT", hint="loop over tiles of at most 128 rows")
 def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """The partition dimension of a tile has at most as many partitions as the chip's SBUF."""
+    """The partition dimension of a tile has at most as many partitions as the chip's SBUF.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.shape[0] > hardware.partitions:
         raise RuleViolation(
             partitions_within_limit,
@@ -79,7 +88,10 @@ def partitions_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -
     hint="move the rows to an allowed start partition with nc_stream_shuffle, a matmul or a DMA",
 )
 def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """More than 64 partitions start at partition 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96."""
+    """More than 64 partitions start at partition 0, 33 to 64 at 0 or 64, up to 32 at 0, 32, 64 or 96.
+
+    Raises RuleViolation otherwise.
+    """
     if not may_start(hardware, tile):
         start, count = first_partition(tile), tile.shape[0]
         raise RuleViolation(
@@ -108,7 +120,10 @@ def _start_step(count: int) -> int:
     hint="have the DMA that loads them bring the rows together, as src=x[0:n:step]",
 )
 def partitions_are_consecutive(operand: str, tile: NkiTensor) -> None:
-    """An engine accesses consecutive partitions; only a DMA can step over some."""
+    """An engine accesses consecutive partitions; only a DMA can step over some.
+
+    Raises RuleViolation otherwise.
+    """
     row = tile.storage.nbytes // tile.storage.shape[0]
     step = tile.strides[0] * tile.dtype.storage.itemsize
     if tile.shape[0] > 1 and step != row:
@@ -123,6 +138,8 @@ def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) ->
     """An operand has at most 64K elements per partition in SBUF and 4K in PSUM (gen4: 8K of 16 bits).
 
     The limit of PSUM is its size, so repetitions (dims of stride 0) do not count there; 64K elements bind any operand.
+
+    Raises RuleViolation otherwise.
     """
     limit, elements = hardware.free_elements_max_sbuf, tile.free_size
     if tile.buffer is PSUM and elements <= limit:
@@ -146,7 +163,10 @@ def _stored_elements(tile: NkiTensor) -> int:
 
 @rule("NKW-DIMS", hint="flatten dims that are contiguous, or loop over one of them")
 def dims_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """An engine accesses at most four free dimensions."""
+    """An engine accesses at most four free dimensions.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.ndim - 1 > hardware.access_pattern_free_dims_max:
         raise RuleViolation(
             dims_within_limit,
@@ -160,6 +180,8 @@ def dim_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> 
     """An engine counts the elements of one free dimension with 16 bits: at most 65535.
 
     Kernels of nki-library call it the hardware's limit too. A DMA is not bound: it is cut into descriptors.
+
+    Raises RuleViolation otherwise.
     """
     largest = max(tile.shape[1:])
     if largest > hardware.access_pattern_size_max:
@@ -175,6 +197,8 @@ def strides_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> N
     """An engine steps through a free dimension with a signed 16-bit stride: at most 32767 elements.
 
     A dim that continues the dim inside it needs no stride of its own. A DMA is not bound: a descriptor has an address.
+
+    Raises RuleViolation otherwise.
     """
     inner = 0
     for extent, stride in zip(reversed(tile.shape[1:]), reversed(tile.strides[1:])):
@@ -191,7 +215,10 @@ def strides_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) -> N
 
 @rule("NKW-BUFFER")
 def lies_in(operand: str, tile: NkiTensor, *allowed: MemoryRegion) -> None:
-    """An operand lies in a memory that the instruction's engine reaches."""
+    """An operand lies in a memory that the instruction's engine reaches.
+
+    Raises RuleViolation unless the operand is in one of the memories `allowed`.
+    """
     if tile.buffer not in allowed:
         names = " or ".join(region.value for region in allowed)
         raise RuleViolation(
@@ -212,7 +239,11 @@ def _way_into(actual: MemoryRegion, allowed: tuple[MemoryRegion, ...]) -> str:
 
 @rule("NKW-INDIRECT", hint="gather it with nisa.dma_copy")
 def not_indirect(operand: str, tile: NkiTensor) -> None:
-    """Only the operands that the documentation lists may be addressed at run time."""
+    """Only the operands that the documentation lists may be addressed at run time.
+
+    Raises RuleViolation if the operand's address is read at run time; planners apply it to operands that are not
+    listed.
+    """
     if tile.dynamic is not None:
         raise RuleViolation(not_indirect, f"{operand} has an address that is read at run time")
 
@@ -269,14 +300,20 @@ def check_unpacked(hardware: Hardware, *allowed: MemoryRegion, indirect: bool = 
 
 @rule("NKW-INDIRECT-CHIP", hint="gather with nisa.local_gather or nisa.nc_n_gather")
 def indirect_on_chip(hardware: Hardware, operand: str) -> None:
-    """Tensor indirection, .indirect(index), exists from gen4 on."""
+    """Tensor indirection, .indirect(index), exists from gen4 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.indirect_views:
         raise RuleViolation(indirect_on_chip, f"{operand}.indirect(…) on {hardware.name}")
 
 
 @rule("NKW-ENGINE", hint="leave engine=nisa.engine.unknown, or name one of these")
 def engine_can(engine: Engine, *allowed: Engine) -> None:
-    """An instruction runs on one of the engines that implement it on this chip."""
+    """An instruction runs on one of the engines that implement it on this chip.
+
+    Raises RuleViolation if the engine is not among those `allowed`.
+    """
     if engine not in allowed:
         raise RuleViolation(
             engine_can,
@@ -287,7 +324,10 @@ def engine_can(engine: Engine, *allowed: Engine) -> None:
 
 @rule("NKW-GPSIMD-PSUM", hint="copy it to SBUF first, or let the Vector engine do it")
 def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
-    """GpSimd reaches SBUF only."""
+    """GpSimd reaches SBUF only.
+
+    Raises RuleViolation if the engine is GpSimd and one of the tiles is in PSUM; other values than tiles pass.
+    """
     if engine is Engine.gpsimd:
         for operand, tile in tiles.items():
             if isinstance(tile, NkiTensor) and tile.buffer is PSUM:
@@ -299,7 +339,10 @@ def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
     hint="slice both operands to the same rows; there is no broadcasting over partitions",
 )
 def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """All operands of an instruction have the same number of partitions."""
+    """All operands of an instruction have the same number of partitions.
+
+    Raises RuleViolation if two operands differ; `first` and `second` are their names.
+    """
     rows, other_rows = tile.shape[0], other.shape[0]
     if rows != other_rows:
         hint = ""
@@ -320,7 +363,10 @@ def repeated_row(operand: str, partitions: int) -> str:
 
 @rule("NKW-ELEMENTS-AGREE", hint="slice or broadcast the free dims so that the counts agree")
 def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """Operands are streamed element by element, so they have the same number of elements per partition."""
+    """Operands are streamed element by element, so they have the same number of elements per partition.
+
+    Raises RuleViolation if two operands differ; `first` and `second` are their names.
+    """
     size, other_size = tile.free_size, other.free_size
     if size != other_size:
         hint = ""
@@ -346,7 +392,10 @@ def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) ->
 
 @rule("NKW-VECTOR-OPERAND", hint="take a column t[:, i:i+1] or reduce the free dim to one element")
 def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
-    """A vector operand is a (P, 1) tile: one value per partition, repeated along the free dims."""
+    """A vector operand is a (P, 1) tile: one value per partition, repeated along the free dims.
+
+    Raises RuleViolation if the tile has more elements per partition than one, or not as many partitions as `like`.
+    """
     if tile.free_size != 1 or tile.shape[0] != like.shape[0]:
         hint = ""
         if tile.shape[0] == 1:
@@ -363,28 +412,40 @@ def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
 
 @rule("NKW-ONE-PSUM-INPUT", hint="copy one of them to SBUF first")
 def at_most_one_in_psum(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """Two streamed inputs may not both lie in PSUM."""
+    """Two streamed inputs may not both lie in PSUM.
+
+    Raises RuleViolation if both are in PSUM.
+    """
     if tile.buffer is PSUM and other.buffer is PSUM:
         raise RuleViolation(at_most_one_in_psum, f"{first} and {second} both lie in psum")
 
 
 @rule("NKW-SAME-DTYPE", hint="cast with nisa.tensor_copy before or after")
 def same_dtype(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """The instruction moves bits, so source and destination have the same dtype."""
+    """The instruction moves bits, so source and destination have the same dtype.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.dtype != other.dtype:
         raise RuleViolation(same_dtype, f"{first} is {tile.dtype}, {second} is {other.dtype}")
 
 
 @rule("NKW-DTYPE-ALLOWED", hint="cast it with nisa.tensor_copy")
 def dtype_among(operand: str, tile: NkiTensor, *allowed: str) -> None:
-    """An operand has one of the dtypes that the instruction takes."""
+    """An operand has one of the dtypes that the instruction takes.
+
+    Raises RuleViolation if the dtype is not among those `allowed`.
+    """
     if tile.dtype not in allowed:
         raise RuleViolation(dtype_among, f"{operand} is {tile.dtype}", limit=", ".join(allowed))
 
 
 @rule("NKW-PACKED-DTYPE", hint="view it as an integer dtype to move bits")
 def not_packed(operand: str, tile: NkiTensor) -> None:
-    """The x4 dtypes are legal only for nc_matmul_mx, quantize_mx, memset to zero, plain copies and views."""
+    """The x4 dtypes are legal only for nc_matmul_mx, quantize_mx, memset to zero, plain copies and views.
+
+    Raises RuleViolation if the dtype is an x4 one; planners of all other instructions apply it.
+    """
     if tile.dtype.is_packed:
         raise RuleViolation(not_packed, f"{operand} is {tile.dtype}")
 
@@ -395,7 +456,10 @@ def not_packed(operand: str, tile: NkiTensor) -> None:
     hint="view float tiles as an integer dtype with .view",
 )
 def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
-    """Bitvec operators work on integer dtypes only, on their bits, without a cast."""
+    """Bitvec operators work on integer dtypes only, on their bits, without a cast.
+
+    Raises RuleViolation if a tile is no integer tile, or their dtypes differ in size.
+    """
     dtypes = {operand: tile.dtype for operand, tile in tiles.items()}
     if (
         any(not dtype.is_integer for dtype in dtypes.values())
@@ -409,7 +473,10 @@ def bitvec_takes_integers(operator: AluOperator, **tiles: NkiTensor) -> None:
 
 @rule("NKW-OPERATOR-FAMILY", hint="use two instructions")
 def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
-    """op0 and op1 of one instruction are both arithmetic or both bitvec."""
+    """op0 and op1 of one instruction are both arithmetic or both bitvec.
+
+    Raises RuleViolation if the families differ.
+    """
     if op0.family is not op1.family:
         raise RuleViolation(
             one_operator_family, f"op0={op0.name} is {op0.family.value}, op1={op1.name} is {op1.family.value}"
@@ -418,7 +485,10 @@ def one_operator_family(op0: AluOperator, op1: AluOperator) -> None:
 
 @rule("NKW-OPERATOR-CHIP", hint="compose it from operators this chip has")
 def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) -> None:
-    """Some operators exist on later generations only."""
+    """Some operators exist on later generations only.
+
+    Raises RuleViolation if the chip has no engine with the operator.
+    """
     if not operator.exists_on(hardware):
         raise RuleViolation(
             operator_on_chip,
@@ -429,14 +499,20 @@ def operator_on_chip(hardware: Hardware, operand: str, operator: AluOperator) ->
 
 @rule("NKW-REDUCTION-OPERATOR", hint="nl.add, nl.maximum or nl.minimum")
 def reduces(operand: str, operator: AluOperator) -> None:
-    """A reduction uses add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
+    """A reduction uses add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor.
+
+    Raises RuleViolation for any other operator.
+    """
     if not operator.reducible:
         raise RuleViolation(reduces, f"{operand}={operator.name}")
 
 
 @rule("NKW-DEVICE-OPERATOR", hint="use nisa.activation")
 def binary(operand: str, operator: AluOperator) -> None:
-    """A two-operand slot takes a two-operand operator."""
+    """A two-operand slot takes a two-operand operator.
+
+    Raises RuleViolation otherwise.
+    """
     if operator.arity != 2:
         raise RuleViolation(binary, f"{operand}={operator.name} takes one operand")
 

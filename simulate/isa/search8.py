@@ -55,7 +55,10 @@ def check_searched(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
 
 @rule("NKW-SEARCH-SIZE", hint="search blocks of the row and combine their results")
 def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """A searched tile has up to three dims and 8 to 16384 elements per partition."""
+    """A searched tile has up to three dims and 8 to 16384 elements per partition.
+
+    Raises RuleViolation otherwise.
+    """
     low, high = hardware.max8_free_min, hardware.max8_free_max
     if tile.ndim > 3 or not low <= tile.free_size <= high:
         raise RuleViolation(
@@ -67,7 +70,10 @@ def searchable(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
 
 @rule("NKW-SEARCH-EIGHT", hint="allocate it as (P, 8), P being the partitions of data")
 def is_eight_wide(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
-    """Values and indices of a search are eight per partition."""
+    """Values and indices of a search are eight per partition.
+
+    Raises RuleViolation if the tile has not 8 elements per partition, or not as many partitions as data.
+    """
     if tile.shape[0] != data.shape[0] or tile.free_size != 8:
         raise RuleViolation(
             is_eight_wide,
@@ -78,13 +84,19 @@ def is_eight_wide(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
 
 @rule("NKW-SEARCH-MATRIX", hint="allocate it as (P, 8)")
 def is_matrix(operand: str, tile: NkiTensor) -> None:
-    """The result of a search has two dims, (P, 8)."""
+    """The result of a search has two dims, (P, 8).
+
+    Raises RuleViolation otherwise.
+    """
     if tile.ndim != 2:
         raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}")
 
 
 @rule("NKW-SEARCH-VALUES", hint="reshape it to (P, 8)")
 def at_most_three_dims(operand: str, tile: NkiTensor) -> None:
-    """The eight values to search for have at most three dims."""
+    """The eight values to search for have at most three dims.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.ndim > 3:
         raise RuleViolation(at_most_three_dims, f"{operand} has shape {tile.shape}")

@@ -56,7 +56,10 @@ def offsets_per_group(index: TensorBytes, group: int) -> int:
     "NKW-INDIRECT-DATA", hint="index the whole tile; rows of an HBM tensor are gathered with .vector_select"
 )
 def data_on_chip(tensor: TensorBytes) -> None:
-    """Tensor indirection addresses a tile in SBUF or PSUM whose free dims lie one after another."""
+    """Tensor indirection addresses a tile in SBUF or PSUM whose free dims lie one after another.
+
+    Raises RuleViolation otherwise.
+    """
     if not tensor.buffer.on_chip or not tensor.is_contiguous():
         raise RuleViolation(data_on_chip, f"{tensor.describe()}, strides {tensor.strides}")
 
@@ -66,6 +69,8 @@ def index_of_offsets(tensor: TensorBytes, index: Any) -> None:
     """The offsets are an integer SBUF tile with as many partitions as the tensor.
 
     Their dtype is not documented; uint16, as local_gather has it, uint32 and int32 are taken.
+
+    Raises RuleViolation otherwise.
     """
     describe = getattr(index, "describe", None)
     fits = (
@@ -85,7 +90,10 @@ def index_of_offsets(tensor: TensorBytes, index: Any) -> None:
 
 @rule("NKW-INDIRECT-COUNT", hint="pass num_elem")
 def offsets_in_index(count: int, available: int, index: TensorBytes) -> None:
-    """Each group of partitions finds num_elem offsets in its own rows of the index; the default is index.size."""
+    """Each group of partitions finds num_elem offsets in its own rows of the index; the default is index.size.
+
+    Raises RuleViolation if `count` is below 1, or above `available`, the offsets of a group.
+    """
     if not 1 <= count <= available:
         raise RuleViolation(
             offsets_in_index, f"{count} offsets, index {index.describe()}", limit=f"1 to {available}"
@@ -94,5 +102,8 @@ def offsets_in_index(count: int, available: int, index: TensorBytes) -> None:
 
 @rule("NKW-INDIRECT-FINAL", hint="slice before .indirect")
 def indirect_view_is_final(tensor: TensorBytes) -> None:
-    """A view made by .indirect is final: its free dim cannot be sliced, reshaped or indexed again."""
+    """A view made by .indirect is final: its free dim cannot be sliced, reshaped or indexed again.
+
+    Raises RuleViolation at every call: the caller has found that the rule is broken.
+    """
     raise RuleViolation(indirect_view_is_final, f"a view of {tensor.describe()}")

@@ -327,6 +327,9 @@ def live_tiles_fit(
         chip: Name of the chip.
         label: Function from a tile's serial to the text that names it.
         size: Function from a tile's serial and a number of bytes to the text of that size.
+
+    Raises:
+        RuleViolation: The tiles do not fit; the message has the largest tiles and the size that would fit.
     """
     if placement.live_bytes <= limit:
         return

@@ -75,7 +75,10 @@ def allocate_cell(dtype: DType | None = None, has_bytes: bool = True) -> Storage
     hint="nisa.register_alloc(0), or nisa.register_move or register_load before the read",
 )
 def register_was_set() -> None:
-    """A register is read only after it was given a value."""
+    """A register is read only after it was given a value.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule(
@@ -83,4 +86,7 @@ def register_was_set() -> None:
     hint="compute in a tile and register_load it; loop with nl.fori_loop or nl.while_loop",
 )
 def no_python_on_registers() -> None:
-    """A register has a value at run time only: no Python arithmetic, conversion or range() on it."""
+    """A register has a value at run time only: no Python arithmetic, conversion or range() on it.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """

@@ -53,14 +53,20 @@ def resolve_dtype(like: NkiTensor, dtype: Any) -> DType:
 
 @rule("NKW-NL-OPERANDS", hint="give one of them as a tile; Python computes with numbers alone")
 def one_is_a_tile(x: Any, y: Any) -> None:
-    """At least one of x and y is a tile."""
+    """At least one of x and y is a tile.
+
+    Raises RuleViolation otherwise.
+    """
     if not (isinstance(x, NkiTensor) or isinstance(y, NkiTensor)):
         raise RuleViolation(one_is_a_tile, f"x is {type(x).__name__}, y is {type(y).__name__}")
 
 
 @rule("NKW-NL-MEMORY", hint="nisa.tensor_copy inside SBUF, nisa.dma_copy between HBM tensors")
 def lies_in_memory(argument: str, tensor: Any, *allowed: MemoryRegion) -> None:
-    """nl.load and nl.load_transpose2d read HBM tensors; nl.store writes an SBUF tile to an HBM tensor."""
+    """nl.load and nl.load_transpose2d read HBM tensors; nl.store writes an SBUF tile to an HBM tensor.
+
+    Raises RuleViolation for a tensor that is in none of the memories `allowed`; other objects pass.
+    """
     if isinstance(tensor, NkiTensor) and tensor.buffer not in allowed:
         raise RuleViolation(
             lies_in_memory,
@@ -76,7 +82,10 @@ def lies_in_hbm(argument: str, tensor: Any) -> tuple[Any, ...]:
 
 @rule("NKW-WHERE-TILES", hint="nl.full makes a tile of a number; nl.greater and its like make a condition")
 def selects_between_tiles(condition: NkiTensor, x: Any, y: Any) -> None:
-    """nl.where takes a condition tile of a floating-point dtype, and tiles as x and y."""
+    """nl.where takes a condition tile of a floating-point dtype, and tiles as x and y.
+
+    Raises RuleViolation otherwise.
+    """
     if not condition.dtype.is_float:
         raise RuleViolation(selects_between_tiles, f"condition is {condition.dtype}")
     for argument, value in (("x", x), ("y", y)):
@@ -86,14 +95,20 @@ def selects_between_tiles(condition: NkiTensor, x: Any, y: Any) -> None:
 
 @rule("NKW-NL-MATMUL-COLUMNS", limit=f"{MATMUL_COLUMNS_MAX} columns", hint="nisa.nc_matmul, or slices of y")
 def moving_columns_within_limit(y: NkiTensor) -> None:
-    """The free dimension of nl.matmul's y has at most 512 elements, on every generation."""
+    """The free dimension of nl.matmul's y has at most 512 elements, on every generation.
+
+    Raises RuleViolation otherwise.
+    """
     if y.free_size > MATMUL_COLUMNS_MAX:
         raise RuleViolation(moving_columns_within_limit, f"y has {y.free_size} columns")
 
 
 @rule("NKW-DEVICE-PRINT", hint='nl.device_print("scores", tile); copy a PSUM tile to SBUF first')
 def prints_a_tensor(print_prefix: Any, tensor: Any) -> None:
-    """nl.device_print takes a string, which is constant, and a tensor in SBUF or HBM."""
+    """nl.device_print takes a string, which is constant, and a tensor in SBUF or HBM.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(print_prefix, str):
         raise RuleViolation(prints_a_tensor, f"print_prefix is {type(print_prefix).__name__}")
     if not isinstance(tensor, NkiTensor):
@@ -104,7 +119,10 @@ def prints_a_tensor(print_prefix: Any, tensor: Any) -> None:
 
 @rule("NKW-CONSTANT-DTYPE", limit=", ".join(sorted(CONSTANT_DTYPES)), hint="convert the array on the host")
 def constant_has_a_supported_dtype(dtype: DType) -> None:
-    """nl.shared_constant takes arrays of the element types that its reference lists."""
+    """nl.shared_constant takes arrays of the element types that its reference lists.
+
+    Raises RuleViolation otherwise.
+    """
     if str(dtype) not in CONSTANT_DTYPES:
         raise RuleViolation(constant_has_a_supported_dtype, f"the array is {dtype}")
 
@@ -114,6 +132,8 @@ def constants_of_cores_agree(rank: Rank, core: int, index: int, array: np.ndarra
     """The cores of a logical core share every constant, so they give the same data.
 
     Compares the constant with index `index` of one core with the constant that the other core gave at that index.
+
+    Raises RuleViolation otherwise.
     """
     first = rank.constants.setdefault(index, (core, array))
     if first[0] == core or first[1] is array:
@@ -129,7 +149,10 @@ def constants_of_cores_agree(rank: Rank, core: int, index: int, array: np.ndarra
 
 @rule("NKW-RANGE", hint="nl.fori_loop counts to a register; a Python range counts with integers")
 def range_is_of_integers(start: Any, stop: Any, step: Any) -> None:
-    """start, stop and step of a range are integers, and step is not 0."""
+    """start, stop and step of a range are integers, and step is not 0.
+
+    Raises RuleViolation otherwise; a register is accepted, and None as stop.
+    """
     for argument, value in (("start", start), ("stop", stop), ("step", step)):
         optional = argument == "stop" and value is None
         if not (optional or isinstance(value, VirtualRegister) or _is_integer(value)):
@@ -140,7 +163,10 @@ def range_is_of_integers(start: Any, stop: Any, step: Any) -> None:
 
 @rule("NKW-DS", hint="nl.ds(first, count), count being 1 or more")
 def slice_has_a_size(start: Any, size: Any) -> None:
-    """nl.ds takes the first index and the number of elements, both integers; the number is 1 or more."""
+    """nl.ds takes the first index and the number of elements, both integers; the number is 1 or more.
+
+    Raises RuleViolation otherwise.
+    """
     if isinstance(start, (float, str, NkiTensor, np.floating)):
         raise RuleViolation(slice_has_a_size, f"start={start!r:.40}")
     if integer_within(size, 1, _INT32_MAX) is None:
@@ -149,21 +175,30 @@ def slice_has_a_size(start: Any, size: Any) -> None:
 
 @rule("NKW-RMS-COUNT", hint="n=x.shape[-1]")
 def norm_counts_values(n: Any) -> None:
-    """n of nl.rms_norm is the number of values, an integer of 1 or more."""
+    """n of nl.rms_norm is the number of values, an integer of 1 or more.
+
+    Raises RuleViolation otherwise.
+    """
     if integer_within(n, 1, _INT32_MAX) is None:
         raise RuleViolation(norm_counts_values, f"n={n!r:.40}")
 
 
 @rule("NKW-EXPAND-AXIS", hint="axis=1 puts the new dim after the partitions, axis=-1 puts it last")
 def axis_of_expanded_shape(axis: Any, ndim: int) -> None:
-    """axis of nl.expand_dims is a position in the expanded shape, counted from the front or from the end."""
+    """axis of nl.expand_dims is a position in the expanded shape, counted from the front or from the end.
+
+    Raises RuleViolation otherwise.
+    """
     if integer_within(axis, -ndim - 1, ndim) is None:
         raise RuleViolation(axis_of_expanded_shape, f"axis={axis!r:.40}", limit=f"{-ndim - 1} to {ndim}")
 
 
 @rule("NKW-LOOP-BOUND", hint="load the number into a register with nisa.register_load")
 def bound_is_integer_or_register(argument: str, bound: Any) -> None:
-    """A bound of a device loop is an integer or a register."""
+    """A bound of a device loop is an integer or a register.
+
+    Raises RuleViolation otherwise.
+    """
     if not (isinstance(bound, VirtualRegister) or _is_integer(bound)):
         raise RuleViolation(
             bound_is_integer_or_register, f"{argument} is {type(bound).__name__} {bound!r:.40}"
@@ -172,7 +207,10 @@ def bound_is_integer_or_register(argument: str, bound: Any) -> None:
 
 @rule("NKW-LOOP-FUNCTION", hint="def body(i): …, then nl.fori_loop(0, n, body)")
 def body_is_function(body_fun: Any) -> None:
-    """The body of a device loop is a function of the iteration value or of the condition register."""
+    """The body of a device loop is a function of the iteration value or of the condition register.
+
+    Raises RuleViolation if body_fun cannot be called.
+    """
     if not callable(body_fun):
         raise RuleViolation(body_is_function, f"body_fun is {type(body_fun).__name__}")
 

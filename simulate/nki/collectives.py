@@ -72,14 +72,20 @@ def collective_permute_implicit_current_processing_rank_id(
 
 @rule("NKW-RING-ITERATION", hint="the counter of the kernel's loop over range(len(group))")
 def is_iteration(iteration_id: Any) -> None:
-    """iteration_id is an integer, the step of the ring from 0 on."""
+    """iteration_id is an integer, the step of the ring from 0 on.
+
+    Raises RuleViolation otherwise.
+    """
     if integer_within(iteration_id, 0, 2**31 - 1) is None:
         raise RuleViolation(is_iteration, f"iteration_id={iteration_id!r:.40}")
 
 
 @rule("NKW-RING-CHANNEL", limit=f"0 to {CHANNELS_MAX - 1}", hint="channel_id=0")
 def is_channel(channel_id: Any) -> None:
-    """channel_id is the number of a channel, of which a ring has at most four."""
+    """channel_id is the number of a channel, of which a ring has at most four.
+
+    Raises RuleViolation otherwise.
+    """
     if integer_within(channel_id, 0, CHANNELS_MAX - 1) is None:
         raise RuleViolation(is_channel, f"channel_id={channel_id!r:.40}")
 
@@ -128,7 +134,10 @@ class Prepared:
 
 @rule("NKW-PREPARE-ONE")
 def one_prepare(waiting: Any) -> None:
-    """Prepares share a single slot: each is followed by its trigger before the next."""
+    """Prepares share a single slot: each is followed by its trigger before the next.
+
+    Raises RuleViolation if a prepared collective waits for its trigger.
+    """
     if waiting is not None:
         raise RuleViolation(
             one_prepare, f"a prepare after {waiting.planner.__name__}_prepare", hint="trigger the first one"
@@ -137,7 +146,10 @@ def one_prepare(waiting: Any) -> None:
 
 @rule("NKW-PREPARE-TRIGGER", hint="pass the instruction that the prepare of this collective returned, once")
 def triggers_its_prepare(collective: str, waiting: Any, instruction: Any) -> None:
-    """A trigger takes the instruction that its own prepare returned, once."""
+    """A trigger takes the instruction that its own prepare returned, once.
+
+    Raises RuleViolation otherwise.
+    """
     if waiting is None or waiting.instruction is not instruction or waiting.planner.__name__ != collective:
         raise RuleViolation(triggers_its_prepare, f"{collective}_trigger of {instruction!r:.60}")
 

@@ -388,12 +388,18 @@ def _chosen(dim: _Dim, key: Any, number: int) -> _Dim:
 
 @rule("NKW-GRID-COORDINATE", hint="index with Python ints or slices of step 1 within grid.shape")
 def coordinate_in_grid() -> None:
-    """A coordinate of a grid is a Python int or a slice inside its shape."""
+    """A coordinate of a grid is a Python int or a slice inside its shape.
+
+    Carries the rule's sentence and does nothing when called; callers raise OutOfBounds with it.
+    """
 
 
 @rule("NKW-GRID-DATA")
 def one_operand() -> None:
-    """data stands for a selection that one access pattern can express."""
+    """data stands for a selection that one access pattern can express.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 __all__ = ["NkiBlockGrid", "NkiGrid", "NkiTileGrid", "alloc_blocks", "alloc_tiles", "blocks", "tiles"]

@@ -69,7 +69,10 @@ def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
 
 @rule("NKW-REGISTER-INITIAL", hint="nisa.register_alloc(), then nisa.register_load")
 def starts_with_a_number(x: Any) -> None:
-    """register_alloc takes a Python integer or None."""
+    """register_alloc takes a Python integer or None.
+
+    Raises RuleViolation if x is a tensor; other objects are judged when the register is written.
+    """
     if isinstance(x, NkiTensor):
         raise RuleViolation(starts_with_a_number, f"x is {x.describe()}")
 

@@ -256,7 +256,10 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
 
 @rule("NKW-FILL")
 def on_chip_fill(tile: NkiTensor) -> None:
-    """zeros, ones and full fill tiles in SBUF or PSUM; HBM is filled by a DMA from such a tile."""
+    """zeros, ones and full fill tiles in SBUF or PSUM; HBM is filled by a DMA from such a tile.
+
+    Raises RuleViolation at every call: the caller has found that the rule is broken.
+    """
     raise RuleViolation(
         on_chip_fill, f"buffer={tile.buffer!r}", hint="fill an SBUF tile and nisa.dma_copy it"
     )

@@ -114,6 +114,8 @@ def loop_is_bounded(name: str, loop: int, seen: str) -> None:
     """The iterations of one device loop issue at most 500,000 instructions, or as many as NKW_LOOP_EVENTS says.
 
     A simulation cannot tell a loop without an end from a long one.
+
+    Raises RuleViolation at every call: the caller has found that the rule is broken.
     """
     raise RuleViolation(
         loop_is_bounded,

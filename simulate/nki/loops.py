@@ -197,14 +197,20 @@ def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...],
 
 @rule("NKW-LOOP-STEP")
 def positive_step(step: Any) -> None:
-    """The step of a device loop is a positive compile-time integer."""
+    """The step of a device loop is a positive compile-time integer.
+
+    Raises RuleViolation otherwise.
+    """
     if isinstance(step, VirtualRegister) or integer_within(step, 1, 2**31 - 1) is None:
         raise RuleViolation(positive_step, f"step={step!r}", hint="keep the step a Python int, 1 or more")
 
 
 @rule("NKW-ORDER-BLOCK")
 def outside_no_reorder(loop: str) -> None:
-    """There is no device loop inside nl.no_reorder()."""
+    """There is no device loop inside nl.no_reorder().
+
+    Raises RuleViolation if a loop begins inside the block; `loop` is the loop's name.
+    """
     if current_core().stream.open_blocks:
         raise RuleViolation(
             outside_no_reorder, f"nl.{loop} inside nl.no_reorder()", hint="put no_reorder into the body"
@@ -213,14 +219,20 @@ def outside_no_reorder(loop: str) -> None:
 
 @rule("NKW-LOOP-BODY", hint="write results to a tensor or a register inside the body, and return nothing")
 def body_returns_nothing(result: Any) -> None:
-    """The body of fori_loop returns nothing; it keeps values in SBUF, HBM or registers."""
+    """The body of fori_loop returns nothing; it keeps values in SBUF, HBM or registers.
+
+    Raises RuleViolation otherwise.
+    """
     if result is not None:
         raise RuleViolation(body_returns_nothing, f"the body returned {type(result).__name__}")
 
 
 @rule("NKW-LOOP-CONDITION")
 def body_returns_register(result: Any) -> None:
-    """while_loop starts from a register, and its body returns the next one."""
+    """while_loop starts from a register, and its body returns the next one.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(result, VirtualRegister):
         raise RuleViolation(
             body_returns_register, f"{type(result).__name__}", hint="return the register to test next"

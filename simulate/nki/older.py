@@ -43,14 +43,20 @@ def _known_dtype(dtype: Any) -> None:
 
 @rule("NKW-OLDER-MASK")
 def masks_are_gone(mask: Any) -> None:
-    """nki.isa has no masks; mask=None of an earlier release is accepted."""
+    """nki.isa has no masks; mask=None of an earlier release is accepted.
+
+    Raises RuleViolation if the mask is not None.
+    """
     if mask is not None:
         raise RuleViolation(masks_are_gone, "mask= with a value", hint="slice the operands")
 
 
 @rule("NKW-OLDER-RMW")
 def copies_only(dst_rmw_op: Any) -> None:
-    """dma_copy copies; it does not read, modify and write."""
+    """dma_copy copies; it does not read, modify and write.
+
+    Raises RuleViolation if dst_rmw_op is not None.
+    """
     if dst_rmw_op is not None:
         raise RuleViolation(
             copies_only, f"dst_rmw_op={getattr(dst_rmw_op, '__name__', dst_rmw_op)}", hint="nisa.dma_compute"

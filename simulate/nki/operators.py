@@ -343,7 +343,10 @@ def repeat_partition(x: NkiTensor, partitions: int) -> NkiTensor:
 
 @rule("NKW-NL-SHAPES")
 def same_shape(x: NkiTensor, y: NkiTensor) -> None:
-    """nki.language operators take tiles of one shape; there is no broadcasting from level 0.4 on."""
+    """nki.language operators take tiles of one shape; there is no broadcasting from level 0.4 on.
+
+    Raises RuleViolation if the shapes differ.
+    """
     if x.shape != y.shape:
         because = f"; {running_level().lack_of(BROADCASTING)}" if _broadcast_together(x, y) else ""
         raise RuleViolation(

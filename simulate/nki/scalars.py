@@ -114,7 +114,10 @@ def _operand(value: Any, dtype: DType) -> NkiTensor | int:
 
 @rule("NKW-SCALAR-TILE", hint="slice one element, as t[0:1, 0:1], of an int32 or int64 tensor")
 def one_element(operand: str, tile: Any) -> None:
-    """A scalar exchanges one int32 or int64 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted."""
+    """A scalar exchanges one int32 or int64 element with a tensor in SBUF or HBM; unsigned dtypes are not accepted.
+
+    Raises RuleViolation otherwise.
+    """
     fits = (
         isinstance(tile, NkiTensor)
         and tile.size == 1
@@ -130,28 +133,40 @@ def one_element(operand: str, tile: Any) -> None:
 
 @rule("NKW-SCALAR-WIDTH")
 def same_width(one: DType, other: DType) -> None:
-    """Scalars of one operation, and the tensor that a scalar is stored to, have one dtype; a width never changes."""
+    """Scalars of one operation, and the tensor that a scalar is stored to, have one dtype; a width never changes.
+
+    Raises RuleViolation otherwise.
+    """
     if one != other:
         raise RuleViolation(same_width, f"{one} and {other}", hint="load both from tensors of one dtype")
 
 
 @rule("NKW-SCALAR-64")
 def thirty_two_bits(dtype: DType, use: str) -> None:
-    """A 64-bit scalar has +, - and * alone: it is not compared and bounds no loop."""
+    """A 64-bit scalar has +, - and * alone: it is not compared and bounds no loop.
+
+    Raises RuleViolation if the dtype has not 32 bits; `use` names what the scalar is used for.
+    """
     if dtype.itemsize != 4:
         raise RuleViolation(thirty_two_bits, f"{use} of {dtype}", hint="load the value from an int32 tensor")
 
 
 @rule("NKW-SCALAR")
 def is_scalar(value: Any) -> None:
-    """scalar_store takes an NkiScalar; a number known while specialising is written with nisa.memset."""
+    """scalar_store takes an NkiScalar; a number known while specialising is written with nisa.memset.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(value, NkiScalar):
         raise RuleViolation(is_scalar, f"{value!r:.60}", hint="nisa.memset(dst=tile, value=number)")
 
 
 @rule("NKW-SCALAR-OPERAND", hint="pass a Python int, or load the value with nisa.scalar_load")
 def whole_number(value: Any) -> None:
-    """The other operand of a scalar's arithmetic is a Python int or another scalar."""
+    """The other operand of a scalar's arithmetic is a Python int or another scalar.
+
+    Raises RuleViolation otherwise.
+    """
     try:
         operator.index(value)
     except TypeError:
@@ -160,6 +175,9 @@ def whole_number(value: Any) -> None:
 
 @rule("NKW-SCALAR-COMPARISON")
 def not_a_comparison(value: Any) -> None:
-    """The result of comparing scalars is traced and cannot be used."""
+    """The result of comparing scalars is traced and cannot be used.
+
+    Raises RuleViolation if the value is the result of a comparison.
+    """
     if getattr(value, "is_comparison", False):
         raise RuleViolation(not_a_comparison, "a comparison as an operand", hint="compare tiles instead")

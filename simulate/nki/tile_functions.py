@@ -260,6 +260,9 @@ def _cast(x: NkiTensor, dtype: Any) -> NkiTensor:
 
 @rule("NKW-NL-BROADCAST")
 def repeatable(x: NkiTensor, shape: tuple[int, ...]) -> None:
-    """broadcast_to keeps the rank, and every dim keeps its size or is repeated from size 1."""
+    """broadcast_to keeps the rank, and every dim keeps its size or is repeated from size 1.
+
+    Raises RuleViolation otherwise.
+    """
     if len(shape) != x.ndim or any(have not in (1, want) for have, want in zip(x.shape, shape)):
         raise RuleViolation(repeatable, f"{x.shape} to {shape}", hint="expand_dims first, or reshape")

@@ -63,7 +63,10 @@ def all_gather(
 
 @rule("NKW-COLLECTIVE-GATHER-DIM", hint="collective_dim=0")
 def gathers_along(src: NkiTensor, dim: Any) -> None:
-    """all_gather concatenates HBM tensors along dim 0 and SBUF tensors along dim 0 or 1."""
+    """all_gather concatenates HBM tensors along dim 0 and SBUF tensors along dim 0 or 1.
+
+    Raises RuleViolation otherwise.
+    """
     allowed = (0, 1) if src.buffer.on_chip else (0,)
     if dim not in allowed:
         raise RuleViolation(gathers_along, f"collective_dim={dim} in {src.buffer.value}", limit=f"{allowed}")

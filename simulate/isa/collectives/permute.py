@@ -96,7 +96,10 @@ def _pairs(source_target_pairs: Any) -> tuple[tuple[int, int], ...]:
 
 @rule("NKW-PERMUTE-PAIRS", hint="[(0, 1), (1, 0)]")
 def distinct_ends(pairs: tuple[tuple[int, int], ...], source_target_pairs: Any) -> None:
-    """source_target_pairs lists (source, target) ranks, no source and no target twice."""
+    """source_target_pairs lists (source, target) ranks, no source and no target twice.
+
+    Raises RuleViolation also if the list is empty, or a rank is negative.
+    """
     flat = [end for pair in pairs for end in pair]
     if (
         not pairs

@@ -155,7 +155,10 @@ def _first(channels: Channels) -> tuple[NkiTensor, ...]:
 
 @rule("NKW-RING-CHANNELS", hint="channel_ids=[0], srcs_by_channel=[[src]], dsts_by_channel=[[dst]]")
 def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
-    """channel_ids is 0, 1, ... up to 3, and every list by channel has one entry for each."""
+    """channel_ids is 0, 1, ... up to 3, and every list by channel has one entry for each.
+
+    Raises RuleViolation otherwise.
+    """
     count = len(channel_ids) if isinstance(channel_ids, (list, tuple)) else 0
     lists = all(isinstance(channels, (list, tuple)) and len(channels) == count for channels in by_channel)
     if not (1 <= count <= CHANNELS_MAX and lists and list(channel_ids) == list(range(count))):
@@ -170,6 +173,9 @@ def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
 
 @rule("NKW-RING-DTYPE", hint="cast one of them")
 def one_source_dtype(first: NkiTensor, second: NkiTensor) -> None:
-    """The two sources of a channel have one dtype."""
+    """The two sources of a channel have one dtype.
+
+    Raises RuleViolation otherwise.
+    """
     if first.dtype != second.dtype:
         raise RuleViolation(one_source_dtype, f"src0 is {first.dtype}, src1 is {second.dtype}")

@@ -172,7 +172,10 @@ def _landed(
 
 @rule("NKW-METADATA", hint="allocate the metadata with one column per rank of the group and these rows")
 def metadata_shape(metadata: Any, rows: int, ranks: int) -> None:
-    """The metadata tensor is uint32, (rows, R) in HBM or (1, rows, R) in SBUF, of 3 rows or 4 (has_rdispls)."""
+    """The metadata tensor is uint32, (rows, R) in HBM or (1, rows, R) in SBUF, of 3 rows or 4 (has_rdispls).
+
+    Raises RuleViolation unless it has this dtype and memory, and `rows` rows and a column per rank.
+    """
     rules.is_tensor("metadata_tensor", metadata)
     in_sbuf = metadata.buffer is MemoryRegion.sbuf
     wanted = (1, rows, ranks) if in_sbuf else (rows, ranks)
@@ -184,21 +187,30 @@ def metadata_shape(metadata: Any, rows: int, ranks: int) -> None:
 
 @rule("NKW-METADATA-DISPLACEMENTS", hint="leave has_rdispls out: chunks lie in equal slots")
 def displacements_on_chip(hardware: Hardware, has_rdispls: bool) -> None:
-    """Receive displacements of all_to_all_v are supported on instances with a NeuronSwitch only (trn3)."""
+    """Receive displacements of all_to_all_v are supported on instances with a NeuronSwitch only (trn3).
+
+    Raises RuleViolation if has_rdispls is True and the chip does not support it.
+    """
     if has_rdispls and not hardware.receive_displacements:
         raise RuleViolation(displacements_on_chip, f"has_rdispls=True on {hardware.name}")
 
 
 @rule("NKW-GATHER-V-RANKS", hint="nki.collectives.all_gather")
 def gathers_four(group: tuple[int, ...], has_rdispls: bool) -> None:
-    """all_gather_v takes exactly 4 ranks per list and no receive displacements."""
+    """all_gather_v takes exactly 4 ranks per list and no receive displacements.
+
+    Raises RuleViolation otherwise.
+    """
     if len(group) != _GATHER_RANKS or has_rdispls:
         raise RuleViolation(gathers_four, f"{len(group)} ranks, has_rdispls={has_rdispls}")
 
 
 @rule("NKW-METADATA-SEND", hint="make count and displacement in the metadata end inside src")
 def chunk_inside_source(rank: int, start: int, count: int, elements: int) -> None:
-    """Every chunk that is sent lies inside src."""
+    """Every chunk that is sent lies inside src.
+
+    Raises RuleViolation otherwise.
+    """
     if start + count > elements:
         raise RuleViolation(
             chunk_inside_source,
@@ -209,7 +221,10 @@ def chunk_inside_source(rank: int, start: int, count: int, elements: int) -> Non
 
 @rule("NKW-METADATA-RECEIVE", hint="make dst larger, or place chunks with has_rdispls")
 def chunk_inside_slot(rank: int, start: int, count: int, end: int) -> None:
-    """Every chunk that is received fits its slot in dst."""
+    """Every chunk that is received fits its slot in dst.
+
+    Raises RuleViolation otherwise.
+    """
     if start + count > end:
         raise RuleViolation(
             chunk_inside_slot,

@@ -147,14 +147,20 @@ def _reduction(reduce_op: Any, command: ReduceCmd) -> AluOperator:
 
 @rule("NKW-ACTIVATE2-CHIP", hint="nisa.tensor_scalar, then nisa.activation")
 def on_chip(hardware: Hardware) -> None:
-    """activate2 exists from gen4 on."""
+    """activate2 exists from gen4 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.activate2:
         raise RuleViolation(on_chip, f"activate2 on {hardware.name}")
 
 
 @rule("NKW-ACTIVATE2-PAIR", hint="use one of these pairs, with nl.bypass for a stage that does nothing")
 def documented_pair(first: AluOperator, second: AluOperator) -> None:
-    """activate2 combines op0 and op1 in six documented ways."""
+    """activate2 combines op0 and op1 in six documented ways.
+
+    Raises RuleViolation otherwise.
+    """
     if (first.name, second.name) not in _PAIRS:
         raise RuleViolation(
             documented_pair,
@@ -165,7 +171,10 @@ def documented_pair(first: AluOperator, second: AluOperator) -> None:
 
 @rule("NKW-ACTIVATE2-REVERSE", hint="leave it False, or name an operator")
 def reverses_an_operator(operand: str, operator: AluOperator, reverse: bool) -> None:
-    """reverse0 and reverse1 need an operator that is not bypassed."""
+    """reverse0 and reverse1 need an operator that is not bypassed.
+
+    Raises RuleViolation if `reverse` is True for an operator bypass.
+    """
     if reverse and operator.name == "bypass":
         raise RuleViolation(
             reverses_an_operator, f"{operand}=True with {operand.replace('reverse', 'op')}=bypass"
@@ -174,13 +183,19 @@ def reverses_an_operator(operand: str, operator: AluOperator, reverse: bool) -> 
 
 @rule("NKW-ACTIVATE2-IMMEDIATES", hint="cast one of them")
 def immediates_agree(imm0: NkiTensor | float, imm1: NkiTensor | float) -> None:
-    """Two immediates that are tiles have one dtype."""
+    """Two immediates that are tiles have one dtype.
+
+    Raises RuleViolation otherwise.
+    """
     if isinstance(imm0, NkiTensor) and isinstance(imm1, NkiTensor) and imm0.dtype != imm1.dtype:
         raise RuleViolation(immediates_agree, f"imm0 is {imm0.dtype}, imm1 is {imm1.dtype}")
 
 
 @rule("NKW-ACTIVATE2-REDUCE-OP", hint="reduce_op=nl.add")
 def reduces_with_an_operator(command: ReduceCmd) -> None:
-    """reduce_cmd reset, reduce and reset_reduce need a reduce_op."""
+    """reduce_cmd reset, reduce and reset_reduce need a reduce_op.
+
+    Raises RuleViolation for every command but idle; the planner applies it if reduce_op is None.
+    """
     if command is not ReduceCmd.idle:
         raise RuleViolation(reduces_with_an_operator, f"reduce_cmd={command.name}, reduce_op=None")

@@ -154,34 +154,49 @@ def _check_reduction(
 
 @rule("NKW-ACTIVATION-REDUCE", hint="reduce_op=nl.add, or nisa.tensor_reduce for another operator")
 def reduction_is_add(reduce_op: Any) -> None:
-    """The Scalar engine's accumulator registers add; reduce_op must be nl.add."""
+    """The Scalar engine's accumulator registers add; reduce_op must be nl.add.
+
+    Raises RuleViolation otherwise.
+    """
     if reduce_op is None or alu_operator(reduce_op).name != "add":
         raise RuleViolation(reduction_is_add, f"reduce_op={getattr(reduce_op, '__name__', reduce_op)!s}")
 
 
 @rule("NKW-ACTIVATION-REDUCE-CMD", hint="nisa.reduce_cmd.reset_reduce")
 def reduce_cmd_of_scalar(reduce_cmd: ReduceCmd) -> None:
-    """activation takes idle, reset, reduce or reset_reduce; load_reduce belongs to the Vector engine."""
+    """activation takes idle, reset, reduce or reset_reduce; load_reduce belongs to the Vector engine.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(reduce_cmd, ReduceCmd) or reduce_cmd is ReduceCmd.load_reduce:
         raise RuleViolation(reduce_cmd_of_scalar, f"reduce_cmd={reduce_cmd}")
 
 
 @rule("NKW-BIAS-IMMEDIATE", hint="memset a (P, 1) float32 tile to the value and pass it as bias")
 def immediate_bias_on_chip(hardware: Hardware, bias: object) -> None:
-    """On gen2 the bias of activation is a (P, 1) tile; from gen3 on it may be a number."""
+    """On gen2 the bias of activation is a (P, 1) tile; from gen3 on it may be a number.
+
+    Raises RuleViolation on gen2; the planner applies it to a number other than 0.
+    """
     if not hardware.activation_immediate_bias:
         raise RuleViolation(immediate_bias_on_chip, f"bias={bias} on {hardware.name}")
 
 
 @rule("NKW-BIAS-RECIPROCAL", hint="add it in an instruction before")
 def reciprocal_bias_on_chip(hardware: Hardware, function: str) -> None:
-    """On gen2 activation(op=nl.reciprocal) takes no bias."""
+    """On gen2 activation(op=nl.reciprocal) takes no bias.
+
+    Raises RuleViolation on gen2 for the function reciprocal; the planner applies it if there is a bias.
+    """
     if function == "reciprocal" and not hardware.activation_reciprocal_bias:
         raise RuleViolation(reciprocal_bias_on_chip, f"op=reciprocal with a bias on {hardware.name}")
 
 
 @rule("NKW-BIAS-DTYPE", hint="view it as float32")
 def bias_not_tfloat32(bias: NkiTensor) -> None:
-    """The bias tile has any dtype except tfloat32."""
+    """The bias tile has any dtype except tfloat32.
+
+    Raises RuleViolation for a tfloat32 tile.
+    """
     if bias.dtype == "tfloat32":
         raise RuleViolation(bias_not_tfloat32, "bias is tfloat32")

@@ -75,6 +75,9 @@ def affine_select(
 
 @rule("NKW-AFFINE-COMPARISON", hint="cmp_op=nl.greater_equal, or another of these")
 def compares(operator: AluOperator) -> None:
-    """cmp_op is a comparison: its result selects."""
+    """cmp_op is a comparison: its result selects.
+
+    Raises RuleViolation for any other operator.
+    """
     if operator.name not in _COMPARISONS:
         raise RuleViolation(compares, f"cmp_op={operator.name}", limit=", ".join(_COMPARISONS))

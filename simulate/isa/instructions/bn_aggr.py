@@ -54,13 +54,19 @@ def _compute(values: np.ndarray) -> tuple[np.ndarray]:
 
 @rule("NKW-BN-AGGR-TRIPLES", hint="let every bn_stats write its six columns of data")
 def whole_triples(data: NkiTensor) -> None:
-    """bn_aggr takes whole triples, so a multiple of three elements per partition."""
+    """bn_aggr takes whole triples, so a multiple of three elements per partition.
+
+    Raises RuleViolation if data has another number of elements per partition.
+    """
     if data.free_size % 3:
         raise RuleViolation(whole_triples, f"data has {data.free_size} elements per partition")
 
 
 @rule("NKW-BN-AGGR-OUTPUT", limit="2", hint="allocate dst as (P, 2): mean, variance")
 def mean_and_variance(dst: NkiTensor) -> None:
-    """bn_aggr writes two elements per partition."""
+    """bn_aggr writes two elements per partition.
+
+    Raises RuleViolation if dst has another number of elements per partition.
+    """
     if dst.free_size != 2:
         raise RuleViolation(mean_and_variance, f"dst has {dst.free_size} elements per partition")

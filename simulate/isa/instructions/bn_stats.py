@@ -65,7 +65,10 @@ def _compute(values: np.ndarray) -> tuple[np.ndarray]:
     hint="one bn_stats per 512 elements, each into its columns of one tile, and one bn_aggr over all",
 )
 def statistics_fit(hardware: Hardware, data: NkiTensor) -> None:
-    """bn_stats takes at most 512 elements per partition."""
+    """bn_stats takes at most 512 elements per partition.
+
+    Raises RuleViolation otherwise.
+    """
     limit = hardware.bn_stats_free_max
     if data.free_size > limit:
         raise RuleViolation(
@@ -77,7 +80,10 @@ def statistics_fit(hardware: Hardware, data: NkiTensor) -> None:
 
 @rule("NKW-BN-STATS-OUTPUT", hint="allocate dst as (P, 6), or slice six columns of it")
 def six_statistics(dst: NkiTensor) -> None:
-    """bn_stats writes six elements per partition."""
+    """bn_stats writes six elements per partition.
+
+    Raises RuleViolation if dst has another number of elements per partition.
+    """
     if dst.free_size != _STATISTICS:
         raise RuleViolation(
             six_statistics, f"dst has {dst.free_size} elements per partition", limit=f"{_STATISTICS}"

@@ -71,20 +71,29 @@ def _nothing_moves(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
 
 @rule("NKW-BARRIER-CHIP", hint="leave it out: the logical core has one physical core")
 def barrier_on_chip(hardware: Hardware) -> None:
-    """core_barrier exists from gen3 on, where a logical core can have two physical cores."""
+    """core_barrier exists from gen3 on, where a logical core can have two physical cores.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.core_barrier:
         raise RuleViolation(barrier_on_chip, f"core_barrier on {hardware.name}")
 
 
 @rule("NKW-BARRIER-CORES", hint="cores=(0, 1)")
 def both_cores(cores: Any) -> None:
-    """A core barrier is between cores 0 and 1."""
+    """A core barrier is between cores 0 and 1.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(cores, (tuple, list)) or tuple(cores) != _CORES:
         raise RuleViolation(both_cores, f"cores={cores!r:.40}")
 
 
 @rule("NKW-BARRIER-DATA", limit="shared_hbm", hint="name the tensor in shared HBM that both cores access")
 def data_is_shared(data: NkiTensor) -> None:
-    """data of core_barrier lies in shared HBM."""
+    """data of core_barrier lies in shared HBM.
+
+    Raises RuleViolation otherwise.
+    """
     if data.buffer is not MemoryRegion.shared_hbm:
         raise RuleViolation(data_is_shared, f"data lies in {data.buffer.value}")

@@ -113,7 +113,10 @@ def dma_compute(
 
 @rule("NKW-DMA-COMPUTE-SOURCES", hint="srcs=[a, b]")
 def source_list(srcs: Any) -> None:
-    """srcs is a list of 1 to 16 tensors."""
+    """srcs is a list of 1 to 16 tensors.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(srcs, (list, tuple)) or not 1 <= len(srcs) <= _SOURCES_MAX:
         seen = f"{len(srcs)} sources" if isinstance(srcs, (list, tuple)) else f"srcs is {type(srcs).__name__}"
         raise RuleViolation(source_list, seen)
@@ -121,14 +124,20 @@ def source_list(srcs: Any) -> None:
 
 @rule("NKW-DMA-COMPUTE-OPERATOR", hint="reduce_op=nl.add")
 def only_adds(operator: AluOperator) -> None:
-    """dma_compute adds; no other operator is supported."""
+    """dma_compute adds; no other operator is supported.
+
+    Raises RuleViolation otherwise.
+    """
     if operator.name != "add":
         raise RuleViolation(only_adds, f"reduce_op={operator.name}")
 
 
 @rule("NKW-DMA-COMPUTE-SCALES", hint="scales=None")
 def unit_scales(scales: Any, sources: int) -> None:
-    """scales is None or holds 1.0 for every source."""
+    """scales is None or holds 1.0 for every source.
+
+    Raises RuleViolation otherwise.
+    """
     if scales is None:
         return
     if not isinstance(scales, (list, tuple)) or len(scales) != sources or any(scale != 1 for scale in scales):
@@ -137,7 +146,10 @@ def unit_scales(scales: Any, sources: int) -> None:
 
 @rule("NKW-DMA-COMPUTE-ROWS", hint="dma_compute(dst, [dst, data], nl.add) with the same view twice")
 def read_modify_write(dst: NkiTensor, sources: tuple[NkiTensor, ...]) -> None:
-    """With row numbers dst is one of two sources: scatter dst[i] += data, or gather dst += src[i]."""
+    """With row numbers dst is one of two sources: scatter dst[i] += data, or gather dst += src[i].
+
+    Raises RuleViolation if dst and sources have neither form.
+    """
     fits = len(sources) == 2 and any(
         _same_view(dst, source) and (other.dynamic is None) != (dst.dynamic is None) and _in_sbuf(dst, other)
         for source, other in (sources, sources[::-1])
@@ -170,20 +182,29 @@ def _same_view(first: NkiTensor, second: NkiTensor) -> bool:
 
 @rule("NKW-DMA-COMPUTE-UNIQUE", hint="add duplicates one after the other")
 def promises_unique(unique_indices: bool) -> None:
-    """Row numbers must be unique, and unique_indices=True promises it."""
+    """Row numbers must be unique, and unique_indices=True promises it.
+
+    Raises RuleViolation unless unique_indices is True; the planner applies it if there are row numbers.
+    """
     if unique_indices is not True:
         raise RuleViolation(promises_unique, f"unique_indices={unique_indices}")
 
 
 @rule("NKW-DMA-COMPUTE-SKIP", hint="oob_mode=nisa.oob_mode.error")
 def skip_needs_rows() -> None:
-    """oob_mode skip is for row numbers read at run time."""
+    """oob_mode skip is for row numbers read at run time.
+
+    Raises RuleViolation at every call: the caller has found that the rule is broken.
+    """
     raise RuleViolation(skip_needs_rows, "oob_mode=skip with static addresses")
 
 
 @rule("NKW-DMA-COMPUTE-ADDRESS", hint="copy the rows with nisa.dma_copy, or give .ap a vector_offset")
 def addresses_are_known(tensors: tuple[NkiTensor, ...]) -> None:
-    """srcs and dst have addresses that are known at compile time, unless a vector_offset gives row numbers."""
+    """srcs and dst have addresses that are known at compile time, unless a vector_offset gives row numbers.
+
+    Raises RuleViolation if a tensor has a scalar offset that is read at run time.
+    """
     for tensor in tensors:
         if tensor.dynamic is not None and not tensor.dynamic.per_partition:
             raise RuleViolation(addresses_are_known, f"{tensor.describe()} has a scalar_offset")

@@ -124,7 +124,10 @@ def dma_copy(
 
 @rule("NKW-ENUM", hint="pass a member, as nisa.dge_mode.hwdge or nisa.oob_mode.skip")
 def is_member(parameter: str, value: object, members: type[Enum]) -> None:
-    """An enum parameter takes a member of its enum, not a string or a number."""
+    """An enum parameter takes a member of its enum, not a string or a number.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(value, members):
         raise RuleViolation(
             is_member, f"{parameter}={value!r:.40}", limit=", ".join(member.name for member in members)
@@ -133,20 +136,29 @@ def is_member(parameter: str, value: object, members: type[Enum]) -> None:
 
 @rule("NKW-DMA-COUNT", hint="slice both sides to the same number of elements")
 def counts_agree(dst: NkiTensor, src: NkiTensor) -> None:
-    """A DMA reads as many elements as it writes."""
+    """A DMA reads as many elements as it writes.
+
+    Raises RuleViolation if dst and src have different numbers of elements.
+    """
     if dst.size != src.size:
         raise RuleViolation(counts_agree, f"dst has {dst.size} elements, src has {src.size}")
 
 
 @rule("NKW-DMA-ONE-DYNAMIC", hint="go through SBUF")
 def one_side_dynamic() -> None:
-    """At most one side of a DMA is addressed at run time."""
+    """At most one side of a DMA is addressed at run time.
+
+    Raises RuleViolation at every call: the caller has found that the rule is broken.
+    """
     raise RuleViolation(one_side_dynamic, "dst and src both have run-time addresses")
 
 
 @rule("NKW-DMA-HWDGE", hint="leave dge_mode=nisa.dge_mode.unknown")
 def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_row: bool) -> None:
-    """Hardware descriptor generation exists from gen3 on, for equal dtypes and without row numbers in a tile."""
+    """Hardware descriptor generation exists from gen3 on, for equal dtypes and without row numbers in a tile.
+
+    Raises RuleViolation if dge_mode=hwdge, to which the planner applies it, is not possible here.
+    """
     if not hardware.hardware_dge or dst.dtype != src.dtype or by_row:
         raise RuleViolation(
             hardware_descriptors,
@@ -161,7 +173,10 @@ def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_
     hint="leave engine out, or pass dge_mode=nisa.dge_mode.hwdge where chip and dtypes allow it",
 )
 def engine_with_hardware_descriptors(dge_mode: DgeMode, engine: Engine) -> None:
-    """engine= of dma_copy is valid with dge_mode=hwdge alone, and names the Sync or the Scalar engine."""
+    """engine= of dma_copy is valid with dge_mode=hwdge alone, and names the Sync or the Scalar engine.
+
+    Raises RuleViolation otherwise.
+    """
     documented = dge_mode is DgeMode.hwdge and engine in (Engine.sync, Engine.scalar)
     if engine is not Engine.unknown and not documented:
         raise RuleViolation(
@@ -171,14 +186,20 @@ def engine_with_hardware_descriptors(dge_mode: DgeMode, engine: Engine) -> None:
 
 @rule("NKW-DMA-ROWS", limit="dge_mode unknown or swdge", hint="leave dge_mode out")
 def row_numbers_by_software(dge_mode: DgeMode, by_row: bool) -> None:
-    """Descriptors that are prepared before the launch, dge_mode=none, take no row numbers in a tile."""
+    """Descriptors that are prepared before the launch, dge_mode=none, take no row numbers in a tile.
+
+    Raises RuleViolation otherwise.
+    """
     if by_row and dge_mode is DgeMode.none:
         raise RuleViolation(row_numbers_by_software, "vector_offset with dge_mode=none")
 
 
 @rule("NKW-DMA-PRIORITY", hint="leave priority out, or pass 0 to 3 on gen4")
 def priority_on_chip(hardware: Hardware, priority: int) -> None:
-    """DMA priority is 0 (most urgent) to 3, on chips that have traffic classes."""
+    """DMA priority is 0 (most urgent) to 3, on chips that have traffic classes.
+
+    Raises RuleViolation for another number, and on other chips for every number.
+    """
     if not hardware.dma_priority or priority not in (0, 1, 2, 3):
         raise RuleViolation(
             priority_on_chip,

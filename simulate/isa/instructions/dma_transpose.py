@@ -126,7 +126,10 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
 
 @rule("NKW-DMA-TRANSPOSE-AXES", hint="permute the view, or use several transposes")
 def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int, ...]) -> None:
-    """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0)."""
+    """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0).
+
+    Raises RuleViolation otherwise.
+    """
     requested = tuple(axes) if isinstance(axes, (tuple, list)) else axes
     if not order or requested not in (None, order):
         raise RuleViolation(
@@ -136,7 +139,10 @@ def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int
 
 @rule("NKW-DMA-TRANSPOSE-SHAPE", hint="allocate dst with that shape")
 def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> None:
-    """dst has the permuted shape of src, the number of dims included."""
+    """dst has the permuted shape of src, the number of dims included.
+
+    Raises RuleViolation otherwise.
+    """
     wanted = tuple(src.shape[dim] for dim in order)
     if dst.shape != wanted:
         raise RuleViolation(
@@ -146,7 +152,10 @@ def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> No
 
 @rule("NKW-DMA-TRANSPOSE-DGE", hint="leave dge_mode out")
 def descriptors_from(mode: DgeMode, by_row: bool) -> None:
-    """A direct dma_transpose takes dge_mode unknown or hwdge, an indirect one unknown or swdge."""
+    """A direct dma_transpose takes dge_mode unknown or hwdge, an indirect one unknown or swdge.
+
+    Raises RuleViolation otherwise.
+    """
     # `no_prepared_transpose` judges `none` of a direct transpose.
     allowed = (DgeMode.unknown, DgeMode.swdge) if by_row else (DgeMode.unknown, DgeMode.hwdge, DgeMode.none)
     if mode not in allowed:
@@ -162,6 +171,8 @@ def no_prepared_transpose(mode: DgeMode) -> None:
     """The reference of dma_transpose does not list dge_mode=none, descriptors that are prepared before the launch.
 
     The documentation's page on descriptor generation lists it.
+
+    Raises RuleViolation if the mode is none.
     """
     if mode is DgeMode.none:
         raise RuleViolation(no_prepared_transpose, "dge_mode=none")
@@ -169,14 +180,20 @@ def no_prepared_transpose(mode: DgeMode) -> None:
 
 @rule("NKW-DMA-TRANSPOSE-SKIP", hint="oob_mode=nisa.oob_mode.error")
 def skip_needs_indirect(oob_mode: OobMode, src: NkiTensor) -> None:
-    """oob_mode skip is for a src that is addressed at run time."""
+    """oob_mode skip is for a src that is addressed at run time.
+
+    Raises RuleViolation otherwise.
+    """
     if oob_mode is OobMode.skip and src.dynamic is None:
         raise RuleViolation(skip_needs_indirect, "oob_mode=skip with static addresses")
 
 
 @rule("NKW-DMA-TRANSPOSE-HWDGE", hint="dge_mode=nisa.dge_mode.unknown")
 def hardware_transpose(hardware: Hardware, src: NkiTensor) -> None:
-    """hwdge, from gen3 on, transposes rows in blocks of 16, a 2-byte dtype, and a last dim of at most 128."""
+    """hwdge, from gen3 on, transposes rows in blocks of 16, a 2-byte dtype, and a last dim of at most 128.
+
+    Raises RuleViolation otherwise.
+    """
     rows = src.shape[0]
     in_blocks = (
         rows == _BLOCK if src.ndim == 2 else rows in (1, 2, 4, 8, 16) and rows * src.shape[-2] % _BLOCK == 0
@@ -189,14 +206,20 @@ def hardware_transpose(hardware: Hardware, src: NkiTensor) -> None:
 
 @rule("NKW-DMA-TRANSPOSE-GATHER-CHIP", hint="gather with dma_copy, then nc_transpose")
 def rows_on_chip(hardware: Hardware) -> None:
-    """An indirect dma_transpose exists from gen3 on."""
+    """An indirect dma_transpose exists from gen3 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.indirect_dma_transpose:
         raise RuleViolation(rows_on_chip, f"vector_offset on {hardware.name}")
 
 
 @rule("NKW-DMA-TRANSPOSE-GATHER", hint="gather with dma_copy, then nc_transpose")
 def gathered_rows(src: NkiTensor) -> None:
-    """Gathered rows: a 2-byte dtype, blocks of 16 rows, a last dim up to 128, of 4 dims a middle one of 1."""
+    """Gathered rows: a 2-byte dtype, blocks of 16 rows, a last dim up to 128, of 4 dims a middle one of 1.
+
+    Raises RuleViolation otherwise.
+    """
     thin = src.ndim != 4 or 1 in src.shape[1:3]
     if src.shape[0] % _BLOCK or src.shape[-1] > _LAST_DIM_MAX or src.dtype.itemsize != 2 or not thin:
         raise RuleViolation(gathered_rows, f"src {src.shape} {src.dtype}")
@@ -207,7 +230,10 @@ def gathered_rows(src: NkiTensor) -> None:
     hint="load the row numbers as (rows, 1) uint32 for up to 128 rows, else as (128, J)",
 )
 def index_list(src: NkiTensor) -> None:
-    """The index is (I, J) uint32 in SBUF, I = 16, 32, ... 128, 128 if J > 1, I * J at least the rows."""
+    """The index is (I, J) uint32 in SBUF, I = 16, 32, ... 128, 128 if J > 1, I * J at least the rows.
+
+    Raises RuleViolation otherwise.
+    """
     assert src.dynamic is not None
     index = src.dynamic.index
     well_formed = (

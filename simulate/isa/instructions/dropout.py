@@ -63,6 +63,9 @@ def dropout(
     "NKW-DROPOUT-PROBABILITY", limit="0 to 1", hint="pass the probability that an element is dropped, as 0.1"
 )
 def is_probability(prob: float) -> None:
-    """prob is the probability that an element is dropped, from 0 to 1."""
+    """prob is the probability that an element is dropped, from 0 to 1.
+
+    Raises RuleViolation otherwise.
+    """
     if not 0 <= prob <= 1:
         raise RuleViolation(is_probability, f"prob={prob}")

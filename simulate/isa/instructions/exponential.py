@@ -98,20 +98,29 @@ def exponential(
 
 @rule("NKW-EXPONENTIAL-CHIP", hint="nisa.activation(op=nl.exp)")
 def on_chip(hardware: Hardware) -> None:
-    """exponential exists from gen4 on."""
+    """exponential exists from gen4 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.vector_exponential:
         raise RuleViolation(on_chip, f"exponential on {hardware.name}")
 
 
 @rule("NKW-EXPONENTIAL-DIMS", hint="flatten free dims that are contiguous, with .flatten_dims or .reshape")
 def up_to_four_dims(operand: str, tile: NkiTensor) -> None:
-    """Operands of exponential have at most four dims."""
+    """Operands of exponential have at most four dims.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.ndim > _DIMS_MAX:
         raise RuleViolation(up_to_four_dims, f"{operand} has {tile.ndim} dims", limit=f"{_DIMS_MAX}")
 
 
 @rule("NKW-EXPONENTIAL-INIT", hint="reduce_cmd=nisa.reduce_cmd.load_reduce")
 def no_initial_sum(reduce_init: NkiTensor | float, command: ReduceCmd) -> None:
-    """reduce_init is left at 0.0 unless reduce_cmd is load_reduce."""
+    """reduce_init is left at 0.0 unless reduce_cmd is load_reduce.
+
+    Raises RuleViolation if reduce_init is a tile or not 0; the planner applies it if reduce_cmd is not load_reduce.
+    """
     if isinstance(reduce_init, NkiTensor) or reduce_init != 0:
         raise RuleViolation(no_initial_sum, f"reduce_init={reduce_init!r:.40}, reduce_cmd={command.name}")

@@ -92,7 +92,10 @@ def local_gather(
 
 @rule("NKW-GATHER-CORES", hint="pass 16, 32, … partitions")
 def whole_cores(hardware: Hardware, src_buffer: NkiTensor) -> None:
-    """Operands cover whole GpSimd cores: a multiple of 16 partitions."""
+    """Operands cover whole GpSimd cores: a multiple of 16 partitions.
+
+    Raises RuleViolation if src_buffer covers another number of partitions.
+    """
     if src_buffer.shape[0] % hardware.partitions_per_gpsimd_core:
         raise RuleViolation(
             whole_cores,
@@ -103,14 +106,20 @@ def whole_cores(hardware: Hardware, src_buffer: NkiTensor) -> None:
 
 @rule("NKW-GATHER-SAME-CORES", hint="move one with a DMA")
 def same_cores(starts: set[int]) -> None:
-    """A GpSimd core gathers within its own 16 partitions, so all operands start at the same partition."""
+    """A GpSimd core gathers within its own 16 partitions, so all operands start at the same partition.
+
+    Raises RuleViolation otherwise.
+    """
     if len(starts) > 1:
         raise RuleViolation(same_cores, f"operands start at partitions {sorted(starts)}")
 
 
 @rule("NKW-GATHER-RUN", hint="gather shorter runs of consecutive elements in several instructions")
 def run_length(num_elem_per_idx: Any) -> None:
-    """num_elem_per_idx is 1, 2, 4, 8, 16 or 32."""
+    """num_elem_per_idx is 1, 2, 4, 8, 16 or 32.
+
+    Raises RuleViolation otherwise.
+    """
     if num_elem_per_idx not in _RUNS:
         raise RuleViolation(
             run_length, f"num_elem_per_idx={num_elem_per_idx!r:.40}", limit=", ".join(map(str, _RUNS))
@@ -119,7 +128,10 @@ def run_length(num_elem_per_idx: Any) -> None:
 
 @rule("NKW-GATHER-COUNT", hint="gather in several instructions")
 def indices_per_core(count: Any, available: int) -> None:
-    """Each core has 1 to 4096 indices, and no more than its 16 partitions of index hold."""
+    """Each core has 1 to 4096 indices, and no more than its 16 partitions of index hold.
+
+    Raises RuleViolation otherwise.
+    """
     limit = min(available, _INDICES_MAX)
     if not isinstance(count, (int, np.integer)) or not 1 <= count <= limit:
         raise RuleViolation(indices_per_core, f"{count!r:.40} indices per core", limit=f"{limit}")
@@ -127,7 +139,10 @@ def indices_per_core(count: Any, available: int) -> None:
 
 @rule("NKW-GATHER-OUTPUT", hint="allocate or slice dst with so many elements per partition")
 def gathered_elements(dst: NkiTensor, elements: int) -> None:
-    """dst has num_valid_indices * num_elem_per_idx elements per partition."""
+    """dst has num_valid_indices * num_elem_per_idx elements per partition.
+
+    Raises RuleViolation otherwise.
+    """
     if dst.free_size != elements:
         raise RuleViolation(
             gathered_elements, f"dst has {dst.free_size} elements per partition", limit=f"{elements}"
@@ -139,6 +154,9 @@ def gathered_elements(dst: NkiTensor, elements: int) -> None:
     hint="correct the index: offsets count elements, and num_elem_per_idx elements must follow",
 )
 def offsets_inside(last: int, elements: int) -> None:
-    """Every offset, and the run that follows it, lies inside a partition of src_buffer."""
+    """Every offset, and the run that follows it, lies inside a partition of src_buffer.
+
+    Raises OutOfBounds otherwise.
+    """
     if last >= elements:
         raise OutOfBounds(offsets_inside, f"an index reaches element {last}", limit=f"0 to {elements - 1}")

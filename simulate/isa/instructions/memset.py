@@ -83,11 +83,17 @@ def _integer(dtype: DType, value: Any) -> int:
 
 @rule("NKW-MEMSET-INTEGER", hint="write 0 instead of 0.0 for an integer tile")
 def integer_in_range() -> None:
-    """An integer tile is filled with an integer of its dtype's range."""
+    """An integer tile is filled with an integer of its dtype's range.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-MEMSET-PACKED", hint="view the tile as an integer dtype")
 def packed_is_zero(dtype: DType, value: Any) -> None:
-    """An x4 tile can be filled with 0 only."""
+    """An x4 tile can be filled with 0 only.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(value, (int, float)) or value != 0:
         raise RuleViolation(packed_is_zero, f"value={value!r:.60} for {dtype}")

@@ -192,7 +192,10 @@ def _transposed(operand: str, tile: NkiTensor) -> str:
 def indirect_operands(
     stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, position: tuple[int, ...]
 ) -> None:
-    """Indirect operands of nc_matmul are 16-bit or fp8 floats, without tiling; moving is not with is_transpose."""
+    """Indirect operands of nc_matmul are 16-bit or fp8 floats, without tiling; moving is not with is_transpose.
+
+    Raises RuleViolation otherwise.
+    """
     wrong = [
         f"{operand} is {tile.dtype}"
         for operand, tile in (("stationary", stationary), ("moving", moving))
@@ -208,7 +211,10 @@ def indirect_operands(
 
 @rule("NKW-MATMUL-DTYPE")
 def input_dtypes(hardware: Hardware, stationary: NkiTensor, moving: NkiTensor) -> None:
-    """nc_matmul takes fp8, bfloat16, float16, tfloat32 or float32; wide types pair with wide types only."""
+    """nc_matmul takes fp8, bfloat16, float16, tfloat32 or float32; wide types pair with wide types only.
+
+    Raises RuleViolation otherwise.
+    """
     first, second = stationary.dtype, moving.dtype
     if first == second and first in ("float32", "bfloat16", "float16"):
         return
@@ -235,7 +241,10 @@ def input_dtypes(hardware: Hardware, stationary: NkiTensor, moving: NkiTensor) -
 
 @rule("NKW-MATMUL-STATIONARY", hint="loop over blocks of 128 columns (nl.tile_size.gemm_stationary_fmax)")
 def stationary_fits(hardware: Hardware, columns: int) -> None:
-    """The stationary tile has at most 128 columns."""
+    """The stationary tile has at most 128 columns.
+
+    Raises RuleViolation otherwise.
+    """
     if columns > hardware.stationary_free_max:
         raise RuleViolation(
             stationary_fits, f"{columns} columns", limit=f"{hardware.stationary_free_max} on {hardware.name}"
@@ -244,7 +253,10 @@ def stationary_fits(hardware: Hardware, columns: int) -> None:
 
 @rule("NKW-MATMUL-MOVING", hint="loop over blocks of 512 columns (nl.tile_size.gemm_moving_fmax)")
 def moving_fits(hardware: Hardware, streamed: int, dst: NkiTensor) -> None:
-    """The moving tile has at most 512 columns, on gen4 4096 into float32 and 8192 into bfloat16 PSUM."""
+    """The moving tile has at most 512 columns, on gen4 4096 into float32 and 8192 into bfloat16 PSUM.
+
+    Raises RuleViolation otherwise.
+    """
     wide = dst.dtype.itemsize == 4
     limit = hardware.moving_free_max_psum_fp32 if wide else hardware.moving_free_max_psum_bf16
     if streamed > limit:
@@ -253,7 +265,10 @@ def moving_fits(hardware: Hardware, streamed: int, dst: NkiTensor) -> None:
 
 @rule("NKW-MATMUL-SHAPE")
 def matches_result(dst: NkiTensor, columns: int, streamed: int) -> None:
-    """dst has one partition per stationary column and one element per moving column."""
+    """dst has one partition per stationary column and one element per moving column.
+
+    Raises RuleViolation otherwise.
+    """
     if dst.shape[0] != columns or dst.free_size != streamed:
         hint = f"slice dst to [0:{columns}, 0:{streamed}]"
         if (dst.shape[0], dst.free_size) == (streamed, columns):
@@ -267,7 +282,10 @@ def matches_result(dst: NkiTensor, columns: int, streamed: int) -> None:
 
 @rule("NKW-MATMUL-RESULT-DTYPE", hint="accumulate in float32 and cast with nisa.tensor_copy to SBUF")
 def result_dtype(hardware: Hardware, dst: NkiTensor) -> None:
-    """PSUM accumulates float32; bfloat16 only where the chip can."""
+    """PSUM accumulates float32; bfloat16 only where the chip can.
+
+    Raises RuleViolation unless dst is float32, or bfloat16 on a chip that can write it.
+    """
     if dst.dtype == "float32" or (dst.dtype == "bfloat16" and hardware.matmul_bf16_destination):
         return
     allowed = "float32 or bfloat16" if hardware.matmul_bf16_destination else "float32"
@@ -276,7 +294,10 @@ def result_dtype(hardware: Hardware, dst: NkiTensor) -> None:
 
 @rule("NKW-PSUM-BANK")
 def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
-    """The result of one matmul lies inside one 2 KiB PSUM bank per partition."""
+    """The result of one matmul lies inside one 2 KiB PSUM bank per partition.
+
+    Raises RuleViolation otherwise.
+    """
     width = dst.dtype.itemsize
     per_partition = dst.storage.nbytes // dst.storage.shape[0]
     start = dst.offset * width % per_partition
@@ -307,7 +328,10 @@ def _inside_a_bank(first: int, end: int, bank: int, dtype: str) -> str:
 def array_tile(
     hardware: Hardware, stationary: NkiTensor, columns: int, position: tuple[int, ...], size: tuple[int, ...]
 ) -> None:
-    """tile_position and tile_size come together; positions are multiples of sizes, and the operand fits."""
+    """tile_position and tile_size come together; positions are multiples of sizes, and the operand fits.
+
+    Raises RuleViolation otherwise.
+    """
     sizes = hardware.matmul_tile_sizes
     fits = (
         isinstance(position, (tuple, list))
@@ -330,7 +354,10 @@ def array_tile(
 def double_row_inputs(
     hardware: Hardware, stationary: NkiTensor, moving: NkiTensor, is_transpose: bool
 ) -> None:
-    """double_row takes fp8 operands of shape (K, 2, …), from gen3 on and not in transpose mode."""
+    """double_row takes fp8 operands of shape (K, 2, …), from gen3 on and not in transpose mode.
+
+    Raises RuleViolation otherwise.
+    """
     shaped = all(t.ndim >= 3 and t.shape[1] == 2 and t.dtype in _FP8 for t in (stationary, moving))
     if not (hardware.matmul_double_row and shaped) or is_transpose:
         raise RuleViolation(
@@ -342,7 +369,10 @@ def double_row_inputs(
 
 @rule("NKW-MATMUL-DOUBLE-ROW-TILE", hint="tile_size=(rows, 128), or leave perf_mode out")
 def takes_whole_columns(hardware: Hardware, size: tuple[int, ...]) -> None:
-    """double_row performance mode cannot be combined with column tiling; it can with row tiling."""
+    """double_row performance mode cannot be combined with column tiling; it can with row tiling.
+
+    Raises RuleViolation otherwise.
+    """
     if size[1] != hardware.stationary_free_max:
         raise RuleViolation(
             takes_whole_columns,
@@ -353,7 +383,10 @@ def takes_whole_columns(hardware: Hardware, size: tuple[int, ...]) -> None:
 
 @rule("NKW-MATMUL-PERF-MODE", hint="perf_mode=nisa.matmul_perf_mode.double_row, or leave it out")
 def known_perf_mode(perf_mode: Any) -> None:
-    """perf_mode is a member of nisa.matmul_perf_mode, or its value as a string."""
+    """perf_mode is a member of nisa.matmul_perf_mode, or its value as a string.
+
+    Raises RuleViolation otherwise.
+    """
     if perf_mode not in _PERF_MODES:
         raise RuleViolation(
             known_perf_mode,
@@ -364,20 +397,29 @@ def known_perf_mode(perf_mode: Any) -> None:
 
 @rule("NKW-MATMUL-ACCUMULATE", hint="accumulate=(k > 0)")
 def accumulate_is_tristate(accumulate: Any) -> None:
-    """accumulate is True, False or None."""
+    """accumulate is True, False or None.
+
+    Raises RuleViolation otherwise.
+    """
     if accumulate is not None and not isinstance(accumulate, (bool, np.bool_)):
         raise RuleViolation(accumulate_is_tristate, f"accumulate={accumulate!r:.40}")
 
 
 @rule("NKW-TRANSPOSE-IDENTITY", hint="moving=nl.shared_identity_matrix(n, dtype), or use nisa.nc_transpose")
 def moving_is_identity(rows: np.ndarray) -> None:
-    """With is_transpose the moving tile is an identity matrix."""
+    """With is_transpose the moving tile is an identity matrix.
+
+    Raises RuleViolation if the values of the moving tile are no identity matrix; applied if is_transpose is True.
+    """
     if rows.shape[0] != rows.shape[1] or not np.array_equal(rows.astype(np.float32), np.eye(rows.shape[0])):
         raise RuleViolation(moving_is_identity, f"moving of shape {rows.shape} is not an identity matrix")
 
 
 @rule("NKW-MATMUL-PERF-MODE-NAME", hint="nisa.matmul_perf_mode.double_row")
 def names_perf_mode(perf_mode: Any) -> None:
-    """perf_mode is a member of nisa.matmul_perf_mode."""
+    """perf_mode is a member of nisa.matmul_perf_mode.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(perf_mode, MatmulPerfMode):
         raise RuleViolation(names_perf_mode, f"perf_mode={perf_mode!r:.40}")

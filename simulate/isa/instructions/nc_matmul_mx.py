@@ -129,7 +129,10 @@ def data_is_not_indirect(*tiles: NkiTensor) -> None:
 
 @rule("NKW-MX-STATIONARY", hint="pad the stationary tile with a column of zeros")
 def even_columns(columns: int) -> None:
-    """The stationary tile of nc_matmul_mx has an even number of columns."""
+    """The stationary tile of nc_matmul_mx has an even number of columns.
+
+    Raises RuleViolation otherwise.
+    """
     if columns % 2:
         raise RuleViolation(even_columns, f"{columns} columns")
 
@@ -139,7 +142,10 @@ def even_columns(columns: int) -> None:
     hint="pass both, as tile_position=(32, 0), tile_size=(32, 128); split operands of more rows",
 )
 def row_tile(hardware: Hardware, rows: int, position: Any, size: Any) -> None:
-    """tile_position (row, 0) and tile_size (rows, 128) come together; the row is a multiple of the size."""
+    """tile_position (row, 0) and tile_size (rows, 128) come together; the row is a multiple of the size.
+
+    Raises RuleViolation otherwise.
+    """
     fits = (
         isinstance(position, (tuple, list))
         and isinstance(size, (tuple, list))

@@ -55,6 +55,9 @@ def nc_n_gather(
 
 @rule("NKW-N-GATHER-INDEX", hint="correct the indices, or clip them with nl.minimum before")
 def indices_inside(highest: int, elements: int) -> None:
-    """Every index names an element of data's partition."""
+    """Every index names an element of data's partition.
+
+    Raises OutOfBounds otherwise.
+    """
     if highest >= elements:
         raise OutOfBounds(indices_inside, f"index {highest}", limit=f"0 to {elements - 1}")

@@ -84,7 +84,10 @@ def _well_formed(hardware: Hardware, shuffle_mask: Any) -> list[int]:
     hint="give a list of 32 Python ints: entry i is the source of partition i of a quadrant",
 )
 def mask_of_quadrant(hardware: Hardware, mask: list[int], shuffle_mask: Any) -> None:
-    """shuffle_mask has one entry per partition of a quadrant, each the number of one or 255."""
+    """shuffle_mask has one entry per partition of a quadrant, each the number of one or 255.
+
+    Raises RuleViolation otherwise.
+    """
     width = hardware.partitions_per_quadrant
     if len(mask) != width or any(entry != _UNMODIFIED and not 0 <= entry < width for entry in mask):
         raise RuleViolation(
@@ -96,7 +99,10 @@ def mask_of_quadrant(hardware: Hardware, mask: list[int], shuffle_mask: Any) -> 
 
 @rule("NKW-SHUFFLE-START", hint="shuffle one quadrant at a time")
 def active_partitions_start(hardware: Hardware, operand: str, tile: NkiTensor, active: int) -> None:
-    """96 or 128 active partitions start at partition 0, 64 at 0 or 64, 32 at 0, 32, 64 or 96."""
+    """96 or 128 active partitions start at partition 0, 64 at 0 or 64, 32 at 0, 32, 64 or 96.
+
+    Raises RuleViolation otherwise.
+    """
     step = hardware.partitions if active > 64 else active
     start = rules.first_partition(tile)
     if start % step:
@@ -111,7 +117,10 @@ def active_partitions_start(hardware: Hardware, operand: str, tile: NkiTensor, a
     "NKW-SHUFFLE-SOURCE", hint="give src all partitions it is read from, or use 255 for those to leave alone"
 )
 def sources_inside(sources: np.ndarray, src: NkiTensor) -> None:
-    """Every partition that the mask names belongs to src."""
+    """Every partition that the mask names belongs to src.
+
+    Raises RuleViolation otherwise.
+    """
     if sources.size and sources.max() >= src.shape[0]:
         raise RuleViolation(
             sources_inside, f"the mask reads partition {sources.max()} of src, which has {src.shape[0]}"

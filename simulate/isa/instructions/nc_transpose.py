@@ -103,7 +103,10 @@ def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
 
 @rule("NKW-TRANSPOSE-SHAPE")
 def transposed_shape(dst: NkiTensor, data: NkiTensor) -> None:
-    """dst has a partition per free element of data and a free element per partition of data."""
+    """dst has a partition per free element of data and a free element per partition of data.
+
+    Raises RuleViolation otherwise.
+    """
     if dst.shape[0] != data.free_size or dst.free_size != data.shape[0]:
         raise RuleViolation(
             transposed_shape,
@@ -117,7 +120,10 @@ def transposed_shape(dst: NkiTensor, data: NkiTensor) -> None:
     hint="transpose into a PSUM tile, which the Tensor engine does up to 128 x 128, and copy it to SBUF",
 )
 def fits_vector_block(hardware: Hardware, data: NkiTensor) -> None:
-    """The Vector engine transposes one block of at most 32 x 32."""
+    """The Vector engine transposes one block of at most 32 x 32.
+
+    Raises RuleViolation otherwise.
+    """
     limit = hardware.vector_transpose_max
     if data.shape[0] > limit or data.free_size > limit:
         raise RuleViolation(
@@ -129,7 +135,10 @@ def fits_vector_block(hardware: Hardware, data: NkiTensor) -> None:
 
 @rule("NKW-TRANSPOSE-TENSOR", hint="loop over blocks of 128 columns")
 def fits_tensor_array(hardware: Hardware, data: NkiTensor) -> None:
-    """The Tensor engine transposes at most 128 x 128 elements at a time."""
+    """The Tensor engine transposes at most 128 x 128 elements at a time.
+
+    Raises RuleViolation otherwise.
+    """
     if data.free_size > hardware.stationary_free_max:
         raise RuleViolation(
             fits_tensor_array,

@@ -69,14 +69,20 @@ def nonzero_with_count(
 
 @rule("NKW-NONZERO-CHIP", hint="compute the positions on the host")
 def on_chip(hardware: Hardware) -> None:
-    """nonzero_with_count exists from gen3 on."""
+    """nonzero_with_count exists from gen3 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.nonzero_with_count:
         raise RuleViolation(on_chip, f"nonzero_with_count on {hardware.name}")
 
 
 @rule("NKW-NONZERO-SIZE", hint="allocate dst with one more element per partition than src")
 def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
-    """dst has one element per partition more than src, for the count."""
+    """dst has one element per partition more than src, for the count.
+
+    Raises RuleViolation otherwise.
+    """
     if dst.free_size != src.free_size + 1:
         raise RuleViolation(
             room_for_count,
@@ -87,7 +93,10 @@ def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
 
 @rule("NKW-NONZERO-INT32", limit="-2**31 to 2**31 - 1", hint="pass a Python int")
 def is_int32(operand: str, value: Any) -> None:
-    """index_offset and padding_val are int32 numbers."""
+    """index_offset and padding_val are int32 numbers.
+
+    Raises RuleViolation otherwise.
+    """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or not -(2**31) <= value < 2**31:
         raise RuleViolation(is_int32, f"{operand}={value!r:.40}")

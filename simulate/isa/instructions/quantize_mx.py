@@ -80,7 +80,10 @@ def quantize_mx(
 
 @rule("NKW-QUANTIZE-SIZE", limit="4 to 1", hint="allocate dst with a quarter of src's elements per partition")
 def four_to_one(dst: NkiTensor, src: NkiTensor) -> None:
-    """Four elements of src make one of dst."""
+    """Four elements of src make one of dst.
+
+    Raises RuleViolation if dst has not a quarter of src's elements per partition.
+    """
     if src.free_size != mx.PACKED * dst.free_size:
         raise RuleViolation(
             four_to_one, f"src has {src.free_size} elements per partition, dst has {dst.free_size}"

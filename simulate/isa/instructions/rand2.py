@@ -73,13 +73,19 @@ def rand2(
 
 @rule("NKW-RAND2-CHIP", hint="nisa.rng and a tensor_scalar that scales its bits")
 def on_chip(hardware: Hardware) -> None:
-    """rand2 exists from gen4 on."""
+    """rand2 exists from gen4 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.rand2:
         raise RuleViolation(on_chip, f"rand2 on {hardware.name}")
 
 
 @rule("NKW-RAND2-RANGE", hint="pass min below max, for each partition where they are tiles")
 def range_not_empty(low: np.ndarray | np.float32, high: np.ndarray | np.float32) -> None:
-    """min is below max."""
+    """min is below max.
+
+    Raises RuleViolation otherwise.
+    """
     if not np.all(low < high):
         raise RuleViolation(range_not_empty, f"min={np.max(low)}, max={np.min(high)}")

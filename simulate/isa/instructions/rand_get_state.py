@@ -50,6 +50,9 @@ def rand_get_state(
 
 @rule("NKW-RANDOM-STATE-PSUM", limit="sbuf before gen4", hint="allocate dst with buffer=nl.sbuf")
 def state_into_psum(hardware: Hardware, dst: NkiTensor) -> None:
-    """Generator state is stored to SBUF, and from gen4 on also to PSUM."""
+    """Generator state is stored to SBUF, and from gen4 on also to PSUM.
+
+    Raises RuleViolation otherwise.
+    """
     if dst.buffer is MemoryRegion.psum and not hardware.vector_random_state:
         raise RuleViolation(state_into_psum, f"dst lies in psum on {hardware.name}")

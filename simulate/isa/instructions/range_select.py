@@ -95,14 +95,20 @@ def range_select(
 
 @rule("NKW-RANGE-SELECT-CHIP", hint="nisa.affine_select, or iota and compare")
 def on_chip(hardware: Hardware) -> None:
-    """range_select exists from gen3 on."""
+    """range_select exists from gen3 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.range_select:
         raise RuleViolation(on_chip, f"range_select on {hardware.name}")
 
 
 @rule("NKW-RANGE-SELECT-COMPARE", hint="comp_op0=nl.greater_equal, comp_op1=nl.less, or others of these")
 def compares(operand: str, operator: AluOperator) -> None:
-    """range_select compares with equal, less, less_equal, greater or greater_equal."""
+    """range_select compares with equal, less, less_equal, greater or greater_equal.
+
+    Raises RuleViolation for any other operator.
+    """
     if operator.name not in _COMPARISONS:
         raise RuleViolation(compares, f"{operand}={operator.name}", limit=", ".join(_COMPARISONS))
 
@@ -112,7 +118,10 @@ def compares(operand: str, operator: AluOperator) -> None:
     hint="select from blocks of the row, with positions that count from the block",
 )
 def exact_positions(hardware: Hardware, range_start: Any, elements: int) -> None:
-    """range_start is an integer, and every position is exact in float32: its magnitude stays below 2**24."""
+    """range_start is an integer, and every position is exact in float32: its magnitude stays below 2**24.
+
+    Raises RuleViolation if range_start is no integer, or a position of `elements` is beyond that.
+    """
     limit = hardware.exact_float_integer_max
     is_integer = isinstance(range_start, (int, np.integer)) and not isinstance(range_start, bool)
     if not is_integer or range_start <= -limit or range_start + elements > limit:
@@ -128,7 +137,10 @@ def exact_positions(hardware: Hardware, range_start: Any, elements: int) -> None
     hint="leave on_false_value out; select another value with nisa.tensor_copy_predicated",
 )
 def fill_is_minimum(on_false_value: Any) -> None:
-    """on_false_value is the float32 minimum, the only value the hardware fills in."""
+    """on_false_value is the float32 minimum, the only value the hardware fills in.
+
+    Raises RuleViolation otherwise.
+    """
     if (
         not isinstance(on_false_value, (int, float, np.number))
         or not np.float32(on_false_value) == FLOAT32_MIN

@@ -126,26 +126,38 @@ def immediate(value: Any, bits: int = 32) -> int:
     hint="pass a Python int of that range; load a larger one from an int64 tensor (NkiScalar)",
 )
 def immediate_fits_register() -> None:
-    """A number moved to a register has no more bits than the register, 32 or, for a 64-bit scalar, 64."""
+    """A number moved to a register has no more bits than the register, 32 or, for a 64-bit scalar, 64.
+
+    Carries the rule's sentence and does nothing when called; callers raise RuleViolation with it.
+    """
 
 
 @rule("NKW-REGISTER", hint="nisa.register_alloc()")
 def is_register(operand: str, value: Any) -> None:
-    """A register operand comes from nisa.register_alloc or is the counter of a device loop."""
+    """A register operand comes from nisa.register_alloc or is the counter of a device loop.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(value, VirtualRegister):
         raise RuleViolation(is_register, f"{operand} is {type(value).__name__}")
 
 
 @rule("NKW-REGISTER-FROZEN", hint="keep a register of your own")
 def writable(register: VirtualRegister) -> None:
-    """The counter of a device loop is read-only."""
+    """The counter of a device loop is read-only.
+
+    Raises RuleViolation if the register is such a counter.
+    """
     if register.frozen:
         raise RuleViolation(writable, "a write to a loop counter")
 
 
 @rule("NKW-REGISTER-TILE", hint="slice one element, as t[0:1, 0:1], of a tensor of such a dtype")
 def one_element(operand: str, tile: Any, register: VirtualRegister) -> None:
-    """A register exchanges one element with SBUF or HBM: of at most 32 bits, not packed; a 64-bit scalar an int64."""
+    """A register exchanges one element with SBUF or HBM: of at most 32 bits, not packed; a 64-bit scalar an int64.
+
+    Raises RuleViolation otherwise.
+    """
     rules.is_tensor(operand, tile)
     wide = register.cell.dtype.itemsize == 8
     fits = tile.dtype == "int64" if wide else tile.dtype.itemsize <= 4 and not tile.dtype.is_packed
@@ -161,6 +173,9 @@ def one_element(operand: str, tile: Any, register: VirtualRegister) -> None:
 
 @rule("NKW-REGISTER-SHAPE", limit="shape (1,) or (1, 1)", hint="reshape the view to (1, 1)")
 def has_scalar_shape(operand: str, tile: NkiTensor) -> None:
-    """register_load and register_store take a tensor of shape [1] or [1, 1]."""
+    """register_load and register_store take a tensor of shape [1] or [1, 1].
+
+    Raises RuleViolation otherwise.
+    """
     if tile.shape not in ((1,), (1, 1)):
         raise RuleViolation(has_scalar_shape, f"{operand} has shape {tile.shape}")

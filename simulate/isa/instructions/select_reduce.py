@@ -91,6 +91,9 @@ def select_reduce(
 
 @rule("NKW-SELECT-REDUCE-DTYPE", hint="view it as float32, or use tensor_copy_predicated")
 def selectable(on_true: NkiTensor) -> None:
-    """on_true of select_reduce has any dtype but tfloat32, int32 and uint32."""
+    """on_true of select_reduce has any dtype but tfloat32, int32 and uint32.
+
+    Raises RuleViolation if it has one of these.
+    """
     if on_true.dtype in _NOT_SELECTED:
         raise RuleViolation(selectable, f"on_true is {on_true.dtype}")

@@ -97,21 +97,30 @@ def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
 
 @rule("NKW-SENDRECV-CHIP", hint="nki.collectives over ranks")
 def on_chip(hardware: Hardware) -> None:
-    """sendrecv exists from gen3 on."""
+    """sendrecv exists from gen3 on.
+
+    Raises RuleViolation otherwise.
+    """
     if not hardware.sendrecv:
         raise RuleViolation(on_chip, f"sendrecv on {hardware.name}")
 
 
 @rule("NKW-SENDRECV-SHAPE", hint="allocate or slice dst with the shape of src")
 def same_shape(dst: NkiTensor, src: NkiTensor) -> None:
-    """src and dst have the same shape."""
+    """src and dst have the same shape.
+
+    Raises RuleViolation if the shapes differ.
+    """
     if dst.shape != src.shape:
         raise RuleViolation(same_shape, f"dst is {dst.shape}, src is {src.shape}")
 
 
 @rule("NKW-SENDRECV-CORES", hint="peer = 1 - nl.program_id(0), for both")
 def both_cores(send_to_rank: Any, recv_from_rank: Any) -> None:
-    """send_to_rank and recv_from_rank name the other core of the pair, 0 or 1."""
+    """send_to_rank and recv_from_rank name the other core of the pair, 0 or 1.
+
+    Raises RuleViolation otherwise.
+    """
     if send_to_rank not in _CORES or recv_from_rank not in _CORES or send_to_rank != recv_from_rank:
         raise RuleViolation(
             both_cores, f"send_to_rank={send_to_rank!r:.20}, recv_from_rank={recv_from_rank!r:.20}"
@@ -120,7 +129,10 @@ def both_cores(send_to_rank: Any, recv_from_rank: Any) -> None:
 
 @rule("NKW-SENDRECV-SELF", hint="peer = 1 - nl.program_id(0), for both")
 def names_the_other_core(send_to_rank: int, core: int) -> None:
-    """A core exchanges data with the other core of the pair, not with itself."""
+    """A core exchanges data with the other core of the pair, not with itself.
+
+    Raises RuleViolation otherwise.
+    """
     if send_to_rank == core:
         raise RuleViolation(
             names_the_other_core,
@@ -130,21 +142,30 @@ def names_the_other_core(send_to_rank: int, core: int) -> None:
 
 @rule("NKW-SENDRECV-PIPE", hint="pipe_id=0")
 def pipe_number(pipe_id: Any) -> None:
-    """pipe_id is an integer."""
+    """pipe_id is an integer.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(pipe_id, (int, np.integer)) or isinstance(pipe_id, bool):
         raise RuleViolation(pipe_number, f"pipe_id={pipe_id!r:.40}")
 
 
 @rule("NKW-SENDRECV-ENGINE", hint="nisa.dma_engine.dma")
 def transfer_engine(dma_engine: Any) -> None:
-    """dma_engine is nisa.dma_engine.dma or nisa.dma_engine.gpsimd_dma."""
+    """dma_engine is nisa.dma_engine.dma or nisa.dma_engine.gpsimd_dma.
+
+    Raises RuleViolation otherwise.
+    """
     if not isinstance(dma_engine, DmaEngine):
         raise RuleViolation(transfer_engine, f"dma_engine={dma_engine!r:.40}")
 
 
 @rule("NKW-SENDRECV-GPSIMD-BYTES", hint="dma_engine=nisa.dma_engine.dma, or several calls")
 def fits_gpsimd(src: NkiTensor) -> None:
-    """GpSimd's DMA moves per partition at most 1024 bytes of 32-bit dtypes, 512 of 16-bit, 256 of 8-bit."""
+    """GpSimd's DMA moves per partition at most 1024 bytes of 32-bit dtypes, 512 of 16-bit, 256 of 8-bit.
+
+    Raises RuleViolation otherwise.
+    """
     width = src.dtype.itemsize
     if src.free_size * width > _GPSIMD_BYTES[width]:
         raise RuleViolation(

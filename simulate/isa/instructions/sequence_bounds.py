@@ -52,13 +52,19 @@ def _bounds(ids: np.ndarray) -> np.ndarray:
 
 @rule("NKW-SEQUENCE-SHAPE", hint="allocate segment_ids as (1, n) and dst as (1, 2, n)")
 def bounds_shape(dst: NkiTensor, segment_ids: NkiTensor) -> None:
-    """segment_ids is (1, n) and dst (1, 2, n)."""
+    """segment_ids is (1, n) and dst (1, 2, n).
+
+    Raises RuleViolation otherwise.
+    """
     if segment_ids.ndim != 2 or segment_ids.shape[0] != 1 or dst.shape != (1, 2, segment_ids.shape[1]):
         raise RuleViolation(bounds_shape, f"dst {dst.shape}, segment_ids {segment_ids.shape}")
 
 
 @rule("NKW-SEQUENCE-IDS", hint="id 0 marks padding")
 def ids_not_negative(ids: np.ndarray) -> None:
-    """Segment ids are non-negative."""
+    """Segment ids are non-negative.
+
+    Raises RuleViolation otherwise.
+    """
     if not (ids >= 0).all():
         raise RuleViolation(ids_not_negative, f"id {ids[~(ids >= 0)][0]}")

@@ -50,6 +50,9 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
     hint="src_seeds = nl.ndarray((1, 1), nl.uint32), filled by nisa.memset or a DMA",
 )
 def one_word(src_seeds: NkiTensor) -> None:
-    """A seed is one 32-bit element in a (1, 1) tile."""
+    """A seed is one 32-bit element in a (1, 1) tile.
+
+    Raises RuleViolation otherwise.
+    """
     if src_seeds.shape != (1, 1) or src_seeds.dtype not in ("int32", "uint32", "float32", "tfloat32"):
         raise RuleViolation(one_word, f"src_seeds is {src_seeds.shape} {src_seeds.dtype}")

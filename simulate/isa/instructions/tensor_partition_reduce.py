@@ -66,13 +66,19 @@ def tensor_partition_reduce(
 
 @rule("NKW-PARTITION-REDUCE-OUTPUT", hint="pass dst[0:1]")
 def one_output_partition(dst: NkiTensor) -> None:
-    """A reduction over partitions leaves one partition."""
+    """A reduction over partitions leaves one partition.
+
+    Raises RuleViolation if dst has more partitions than one.
+    """
     if dst.shape[0] != 1:
         raise RuleViolation(one_output_partition, f"dst has {dst.shape[0]} partitions")
 
 
 @rule("NKW-PARTITION-REDUCE-OPERATOR", hint="transpose the tile and use nisa.tensor_reduce")
 def reduces_partitions(operator: AluOperator) -> None:
-    """tensor_partition_reduce takes add, average, maximum, bitwise_or or bitwise_and."""
+    """tensor_partition_reduce takes add, average, maximum, bitwise_or or bitwise_and.
+
+    Raises RuleViolation otherwise.
+    """
     if operator.name not in _OPERATORS:
         raise RuleViolation(reduces_partitions, f"op={operator.name}", limit=", ".join(_OPERATORS))

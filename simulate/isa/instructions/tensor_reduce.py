@@ -99,7 +99,10 @@ def _axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
     hint="permute the view so that the reduced dims come last; reduce partitions with a matmul",
 )
 def trailing_dims(data: NkiTensor, axis: Any, axes: tuple[int, ...]) -> None:
-    """tensor_reduce reduces a run of free dims that ends with the last; the partition dim cannot be reduced."""
+    """tensor_reduce reduces a run of free dims that ends with the last; the partition dim cannot be reduced.
+
+    Raises RuleViolation otherwise.
+    """
     if not axes or 0 in axes or axes != tuple(range(data.ndim - len(axes), data.ndim)):
         allowed = [tuple(range(start, data.ndim)) for start in range(data.ndim - 1, 0, -1)]
         raise RuleViolation(
@@ -111,7 +114,10 @@ def trailing_dims(data: NkiTensor, axis: Any, axes: tuple[int, ...]) -> None:
 
 @rule("NKW-REDUCE-COUNT")
 def keeps_unreduced(dst: NkiTensor, data: NkiTensor, axes: tuple[int, ...]) -> None:
-    """dst has one element per partition for each element that is not reduced."""
+    """dst has one element per partition for each element that is not reduced.
+
+    Raises RuleViolation otherwise.
+    """
     kept = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
     if dst.free_size != kept:
         raise RuleViolation(
@@ -123,21 +129,30 @@ def keeps_unreduced(dst: NkiTensor, data: NkiTensor, axes: tuple[int, ...]) -> N
 
 @rule("NKW-REDUCE-OPERATOR", hint="nl.add, nl.maximum or nl.minimum")
 def vector_reduces(operator: AluOperator) -> None:
-    """tensor_reduce takes add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor."""
+    """tensor_reduce takes add, subtract, multiply, maximum, minimum or a logical or bitwise and, or, xor.
+
+    Raises RuleViolation for any other operator.
+    """
     if not operator.reducible or "vector" not in operator.engines:
         raise RuleViolation(vector_reduces, f"op={operator.name}")
 
 
 @rule("NKW-REDUCE-NEGATE", hint="negate=False")
 def no_negated_bits(operator: AluOperator, negate: bool) -> None:
-    """negate multiplies by -1, which bitvec operators do not do."""
+    """negate multiplies by -1, which bitvec operators do not do.
+
+    Raises RuleViolation if negate is True; the planner applies it to bitvec operators.
+    """
     if negate:
         raise RuleViolation(no_negated_bits, f"negate=True with {operator.name}")
 
 
 @rule("NKW-REDUCE-AXIS-NEGATIVE", limit="dims counted from 0, the partition dim")
 def dims_count_from_front(axis: Any) -> None:
-    """axis names dims as written: the reference documents no negative numbers."""
+    """axis names dims as written: the reference documents no negative numbers.
+
+    Raises RuleViolation if a number is negative.
+    """
     numbers = axis if isinstance(axis, (tuple, list)) else (axis,)
     if any(number < 0 for number in numbers):
         raise RuleViolation(

@@ -121,21 +121,30 @@ def _engine(hardware: Hardware, engine: Engine, names: tuple[str, ...]) -> Engin
     hint="apply functions with nisa.activation; nl.average belongs to tensor_partition_reduce",
 )
 def operator_of_tensor_scalar(operand: str, operator: AluOperator) -> None:
-    """tensor_scalar takes the operators of the Vector engine, and rsqrt and power of GpSimd."""
+    """tensor_scalar takes the operators of the Vector engine, and rsqrt and power of GpSimd.
+
+    Raises RuleViolation otherwise.
+    """
     if "vector" not in operator.engines and operator.name not in _GPSIMD_ONLY:
         raise RuleViolation(operator_of_tensor_scalar, f"{operand}={operator.name}")
 
 
 @rule("NKW-TENSOR-SCALAR-OPERAND1", hint="name op1, or omit operand1")
 def second_operand_has_operator(operand1: Any) -> None:
-    """operand1 belongs to op1; without op1 it is None."""
+    """operand1 belongs to op1; without op1 it is None.
+
+    Raises RuleViolation if operand1 is not None; the planner applies it if op1 is None.
+    """
     if operand1 is not None:
         raise RuleViolation(second_operand_has_operator, "operand1 is given, op1 is None")
 
 
 @rule("NKW-TENSOR-SCALAR-CHAIN", hint="leave engine=nisa.engine.unknown")
 def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
-    """On the Scalar engine tensor_scalar does multiply then add, multiply alone, or add alone."""
+    """On the Scalar engine tensor_scalar does multiply then add, multiply alone, or add alone.
+
+    Raises RuleViolation otherwise.
+    """
     if names not in _SCALAR_CHAINS:
         raise RuleViolation(
             scalar_engine_multiplies_and_adds,
@@ -146,7 +155,10 @@ def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
 
 @rule("NKW-TENSOR-SCALAR-COLUMN", limit="float32", hint="cast it with nisa.tensor_copy")
 def column_is_float32(number: int, stage: Stage) -> None:
-    """operand0 and operand1 of arithmetic operators are float32."""
+    """operand0 and operand1 of arithmetic operators are float32.
+
+    Raises RuleViolation if the operand is a tile of another dtype and its operator is arithmetic.
+    """
     tile = stage.operand
     if isinstance(tile, NkiTensor) and not rules.is_bitvec(stage.operator) and tile.dtype != "float32":
         raise RuleViolation(column_is_float32, f"operand{number} is {tile.dtype}")
@@ -154,7 +166,10 @@ def column_is_float32(number: int, stage: Stage) -> None:
 
 @rule("NKW-TENSOR-SCALAR-INDIRECT", hint="copy the elements with an indirect nisa.tensor_copy first")
 def indirect_is_no_address(dst: NkiTensor, data: NkiTensor) -> None:
-    """Tensor indirection is not supported where dst and data are int32 or uint32, as in address arithmetic."""
+    """Tensor indirection is not supported where dst and data are int32 or uint32, as in address arithmetic.
+
+    Raises RuleViolation if dst or data is such a view and both are of these dtypes.
+    """
     indirect = any(indirection.is_indirect(tile) for tile in (dst, data))
     if indirect and all(tile.dtype in ("int32", "uint32") for tile in (dst, data)):
         raise RuleViolation(

@@ -95,6 +95,9 @@ def tensor_scalar_reduce(
 
 @rule("NKW-SCALAR-REDUCE-REVERSE", hint="negate or invert the operand instead")
 def not_reversed(reverse0: bool) -> None:
-    """reverse0 of tensor_scalar_reduce is documented as not supported."""
+    """reverse0 of tensor_scalar_reduce is documented as not supported.
+
+    Raises RuleViolation if reverse0 is True.
+    """
     if reverse0:
         raise RuleViolation(not_reversed, "reverse0=True")

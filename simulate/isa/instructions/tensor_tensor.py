@@ -112,6 +112,9 @@ def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 @rule("NKW-ELEMENT-OPERATOR", hint="nl.average belongs to tensor_partition_reduce")
 def element_wise(operator: AluOperator) -> None:
-    """An element-wise operator is one that the Vector engine has, or power on GpSimd."""
+    """An element-wise operator is one that the Vector engine has, or power on GpSimd.
+
+    Raises RuleViolation for any other operator.
+    """
     if "vector" not in operator.engines and operator.name != "power":
         raise RuleViolation(element_wise, f"op={operator.name}")

@@ -83,7 +83,10 @@ def topk(
 
 @rule("NKW-TOPK-DIMS", hint="reshape it to (P, free)")
 def is_matrix(operand: str, tile: NkiTensor) -> None:
-    """Operands of topk have two dims."""
+    """Operands of topk have two dims.
+
+    Raises RuleViolation otherwise.
+    """
     if tile.ndim != 2:
         raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}")
 
@@ -93,7 +96,10 @@ def is_matrix(operand: str, tile: NkiTensor) -> None:
     hint="allocate src on 16, 32, … partitions",
 )
 def whole_groups(lanes: int, src: NkiTensor) -> None:
-    """topk works on whole groups of 16 partitions."""
+    """topk works on whole groups of 16 partitions.
+
+    Raises RuleViolation if src covers another number of partitions.
+    """
     if src.shape[0] % lanes:
         raise RuleViolation(
             whole_groups, f"src has {src.shape[0]} partitions", limit=f"a multiple of {lanes}"
@@ -102,7 +108,10 @@ def whole_groups(lanes: int, src: NkiTensor) -> None:
 
 @rule("NKW-TOPK-LIMITS", hint="split the list into pieces of fewer elements, or ask for fewer results")
 def within_limits(n: Any, count: int) -> None:
-    """8 <= n < 65536, 1 <= K < 32768 and K <= n, where K is the free size of val_dst."""
+    """8 <= n < 65536, 1 <= K < 32768 and K <= n, where K is the free size of val_dst.
+
+    Raises RuleViolation otherwise.
+    """
     is_integer = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
     if not (
         is_integer and _ELEMENTS[0] <= n < _ELEMENTS[1] and _RESULTS[0] <= count < _RESULTS[1] and count <= n
@@ -112,6 +121,9 @@ def within_limits(n: Any, count: int) -> None:
 
 @rule("NKW-TOPK-SOURCE", hint="load the list as src[j % 16, j // 16], or pass a smaller n")
 def holds_snake(src: NkiTensor, columns: int) -> None:
-    """src has at least ceil(n / 16) columns."""
+    """src has at least ceil(n / 16) columns.
+
+    Raises RuleViolation otherwise.
+    """
     if src.shape[1] < columns:
         raise RuleViolation(holds_snake, f"src has {src.shape[1]} columns", limit=f"{columns} for this n")
