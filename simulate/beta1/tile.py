@@ -277,7 +277,7 @@ def assign(target: Region, value: Any) -> None:
 def _fill_region(piece: Region, number: Any) -> None:
     """Fill a region by memset; at a start partition that no engine accepts, by DMA from a scratch tile in SBUF."""
     program, view = current(), piece.view()
-    if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
+    if view.buffer is not MemoryRegion.sbuf or rules.can_start_at_partition(program.core.hardware, view):
         issue("memset", dst=view, value=number)
         return
     scratch = program.fresh(piece.shape, view.dtype, MemoryRegion.sbuf).view()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import RuleViolation, rule
-from simulate.isa.immediates import integer_within
+from simulate.isa.immediates import parse_integer
 from simulate.memory import NkiTensor
 from simulate.memory.registers import VirtualRegister
 
@@ -51,7 +51,7 @@ def affine(
 
 
 def _int32(name: str, value: Any) -> int:
-    number = integer_within(value, -(2**31), 2**31 - 1)
+    number = parse_integer(value, -(2**31), 2**31 - 1)
     if number is None:
         raise RuleViolation(affine_is_int32, f"{name}={value!r:.60}")
     return number

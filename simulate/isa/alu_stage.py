@@ -11,8 +11,8 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
-from simulate.isa.broadcast import broadcast_value, operand_tiles
-from simulate.isa.immediates import float32_number, integer_within
+from simulate.isa.broadcast import check_operand, take_broadcast_value
+from simulate.isa.immediates import parse_float32, parse_integer
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator
 
@@ -48,7 +48,7 @@ class Stage:
         if rules.is_bitvec(self.operator) and not self.reads:
             other = self.operand
         else:
-            other = broadcast_value(self.operand, operands, values.ndim)
+            other = take_broadcast_value(self.operand, operands, values.ndim)
         return function(other, values) if self.reverse else function(values, other)
 
 
@@ -84,22 +84,22 @@ def stage(
         return Stage(operator, None, False, ())
     if not rules.is_bitvec(operator):
         if not isinstance(operand, NkiTensor):
-            operand = float32_number(name, operand)
+            operand = parse_float32(name, operand)
         return Stage(
             operator,
             operand,
             bool(reverse),
-            operand_tiles(hardware, name, operand, data, *(dtypes or ("float32",))),
+            check_operand(hardware, name, operand, data, *(dtypes or ("float32",))),
         )
     if isinstance(operand, NkiTensor):
-        reads = operand_tiles(hardware, name, operand, data, str(data.dtype))
+        reads = check_operand(hardware, name, operand, data, str(data.dtype))
         return Stage(operator, operand, bool(reverse), reads)
     return Stage(operator, _bits(name, operand, data), bool(reverse), ())
 
 
 def _bits(name: str, value: Any, data: NkiTensor) -> int:
     width = 8 * data.dtype.itemsize
-    bits = integer_within(value, -(2 ** (width - 1)), 2**width - 1)
+    bits = parse_integer(value, -(2 ** (width - 1)), 2**width - 1)
     if bits is None:
         raise RuleViolation(
             bitvec_operand_is_integer,

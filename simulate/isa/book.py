@@ -13,7 +13,7 @@ from typing import Any
 from nkw.errors import InvalidArgument, NkwError, RuleViolation
 from nkw.suggestions import did_you_mean
 from simulate.hardware import Hardware
-from simulate.isa.memo import KnownCall, Memo, key_of
+from simulate.isa.memo import KnownCall, Memo, build_call_key
 from simulate.isa.plan import Plan, complete
 from simulate.isa.template import Template
 from simulate.level import Rules
@@ -81,7 +81,7 @@ def bind(
         RuleViolation: A rule is broken. The error has the instruction's name and its operands.
         CallError: The arguments do not fit the documented signature.
     """
-    known = key_of(planner, context, args, kwargs)
+    known = build_call_key(planner, context, args, kwargs)
     if known is not None:
         key, tensors = known
         call = memo.calls.get(key)

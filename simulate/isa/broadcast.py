@@ -10,13 +10,13 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
-from simulate.isa.immediates import float32_number
+from simulate.isa.immediates import parse_float32
 from simulate.isa.shapes import column
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator
 
 
-def operand_tiles(
+def check_operand(
     hardware: Hardware, operand: str, value: Any, like: NkiTensor, *dtypes: str
 ) -> tuple[NkiTensor, ...]:
     """Check such an operand; return (the tile,) to read it, or an empty tuple for a number.
@@ -32,7 +32,7 @@ def operand_tiles(
         RuleViolation: The number is no float32 number, or the tile breaks a rule.
     """
     if not isinstance(value, NkiTensor):
-        float32_number(operand, value)
+        parse_float32(operand, value)
         return ()
     rules.check_tile(hardware, operand, value)
     rules.is_column(operand, value, like)
@@ -42,7 +42,7 @@ def operand_tiles(
     return (value,)
 
 
-def broadcast_value(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarray | np.float32:
+def take_broadcast_value(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarray | np.float32:
     """Return the value of such an operand for NumPy to broadcast over a tile of `ndim` dims.
 
     Args:

@@ -80,7 +80,7 @@ def check_tensors(hardware: Hardware, operation: str, srcs: Any, dsts: Any, prio
         priority_on_chip(hardware, priority)
 
 
-def in_hbm(operation: str, srcs: Tensors, dsts: Tensors) -> None:
+def check_in_hbm(operation: str, srcs: Tensors, dsts: Tensors) -> None:
     """Raise RuleViolation if one of the tensors is in SBUF, for collectives that support HBM only."""
     for tensor in (*srcs, *dsts):
         rules.lies_in(f"a tensor of {operation}", tensor, *rules.HBM)
@@ -136,7 +136,7 @@ def plan_collective(
     )
 
 
-def tensor_signatures(**lists: Tensors) -> dict[str, Any]:
+def list_signatures(**lists: Tensors) -> dict[str, Any]:
     """Return for each named list of tensors their (shape, dtype name) pairs: terms on which members must agree."""
     return {
         name: [(listed_tensor.shape, str(listed_tensor.dtype)) for listed_tensor in tensors]
@@ -185,7 +185,7 @@ def expect_shape(operation: str, ranks: int, src: NkiTensor, dst: NkiTensor, exp
         )
 
 
-def chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
+def compute_chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
     """Return the shape of one of `ranks` equal chunks of src along `dim`; raise RuleViolation if they are not equal."""
     if src.shape[dim] % ranks:
         raise RuleViolation(

@@ -13,7 +13,7 @@ from simulate.memory import NkiTensor
 from simulate.numerics import random
 
 
-def vector_generator(hardware: Hardware) -> State:
+def choose_vector_generator(hardware: Hardware) -> State:
     """Return the kind of the Vector engine's generator: four XORWOW generators per lane from gen4 on, else an LFSR."""
     return State.vector_xorwow if hardware.vector_random_state else State.vector_lfsr
 
@@ -36,7 +36,7 @@ def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarr
     return words, after
 
 
-def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
+def choose_state_engine(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
     """Return the engine whose generator state an instruction reads or writes, and the kind of that generator.
 
     unknown means GpSimd, which has a generator on every chip with readable state.

@@ -16,7 +16,7 @@ from simulate.numerics import float32
 _ROUNDS_TO_INFINITY = float32.max + 2.0 ** (127 - 24)  # half a unit in the last place
 
 
-def float32_number(operand: str, value: Any) -> np.float32:
+def parse_float32(operand: str, value: Any) -> np.float32:
     """Return a compile-time number as float32; one that rounds to the largest float32 is accepted.
 
     Raises:
@@ -36,7 +36,7 @@ def _rounds_to_float32(value: Any) -> bool:
     return not isfinite(number) or abs(number) < _ROUNDS_TO_INFINITY
 
 
-def integer_within(value: Any, low: int, high: int) -> int | None:
+def parse_integer(value: Any, low: int, high: int) -> int | None:
     """Return the value as a Python integer, or None if it is no integer or outside low … high."""
     try:
         number = operator.index(value)

@@ -10,7 +10,7 @@ from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.enums import Engine
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
-from simulate.memory.indirection import TENSOR_ENGINE_GROUP, offsets_in_index, offsets_per_group
+from simulate.memory.indirection import TENSOR_ENGINE_GROUP, count_offsets_per_group, offsets_in_index
 
 
 def is_indirect(tile: NkiTensor) -> bool:
@@ -56,7 +56,7 @@ def check_gather(hardware: Hardware, data: NkiTensor) -> None:
         starts_with_index("data", data, data)
 
 
-def on_tensor_engine(tile: NkiTensor) -> NkiTensor:
+def regroup_for_tensor_engine(tile: NkiTensor) -> NkiTensor:
     """Return an equal view whose groups have 32 partitions, as on the Tensor engine; a tile itself if not indirect."""
     dynamic = tile.dynamic
     if dynamic is None or not dynamic.group:
@@ -68,7 +68,7 @@ def on_tensor_engine(tile: NkiTensor) -> NkiTensor:
 def _check_list(hardware: Hardware, tile: NkiTensor) -> None:
     assert tile.dynamic is not None
     offsets_in_index(
-        tile.shape[1], offsets_per_group(tile.dynamic.index, tile.dynamic.group), tile.dynamic.index
+        tile.shape[1], count_offsets_per_group(tile.dynamic.index, tile.dynamic.group), tile.dynamic.index
     )
     index_on_quadrant(hardware, tile.dynamic.index)
 

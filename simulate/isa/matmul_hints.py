@@ -9,7 +9,7 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 
 
-def rule_of_hints(stationary: bool, moving: bool) -> Callable[..., None] | None:
+def build_hint_rule(stationary: bool, moving: bool) -> Callable[..., None] | None:
     """Return a function that refuses declared operands with other values than 0 and 1; None if no operand is declared.
 
     The function takes the stationary and the moving operand's values.

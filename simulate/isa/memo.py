@@ -42,7 +42,7 @@ class _View:
     """Operand that the planner made: a view of the allocation of one of the call's tensors.
 
     Attributes:
-        argument: Index of that tensor in the list of `key_of`.
+        argument: Index of that tensor in the list of `build_call_key`.
         layout: Layout of the view.
         dynamic: Run-time component of the view's address, or None.
         index: Index, in the same list, of the tensor that is the index of `dynamic`; -1 without one.
@@ -106,7 +106,7 @@ class KnownCall:
         """Return the tensors that the instruction reads and those that it writes, for a call with these tensors.
 
         Args:
-            tensors: The call's tensors as `key_of` lists them.
+            tensors: The call's tensors as `build_call_key` lists them.
         """
         if self._are_arguments:
             get_tensor = tensors.__getitem__
@@ -119,7 +119,7 @@ class KnownCall:
 
 
 class Memo:
-    """Calls planned so far, `KnownCall` by the key of `key_of`; emptied before it exceeds `capacity`."""
+    """Calls planned so far, `KnownCall` by the key of `build_call_key`; emptied before it exceeds `capacity`."""
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.capacity = capacity
@@ -132,7 +132,7 @@ class Memo:
         self.calls[key] = call
 
 
-def key_of(
+def build_call_key(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], list[NkiTensor]] | None:
     """Return the key of a call, and the tensors among its arguments, each followed by its run-time index tile.
@@ -207,7 +207,7 @@ def _make_stand_in(
 
 
 def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
-    """Return a new list of tensors, each followed by the index tile of its run-time address, as in `key_of`."""
+    """Return a new list of tensors, each followed by the index tile of its run-time address, as in `build_call_key`."""
     indexed: list[NkiTensor] = []
     for tensor in tensors:
         indexed.append(tensor)

@@ -44,7 +44,9 @@ def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTen
     scale_shape(hardware, operand, scale, data, columns)
 
 
-def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: int) -> tuple[NkiTensor, ...]:
+def slice_scale_rows(
+    hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: int
+) -> tuple[NkiTensor, ...]:
     """Return the views of a scale tile that have the scales of `data`, one per quadrant of data with up to four rows.
 
     Args:
@@ -62,25 +64,25 @@ def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: i
     )
 
 
-def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
+def read_exponents(rows: tuple[np.ndarray, ...]) -> np.ndarray:
     """Return the biased exponents int32 (groups, columns) in the arrays of a scale tile's rows."""
     joined = np.concatenate([flat(row_view) for row_view in rows], axis=0)
-    if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see stored_scale
+    if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see encode_scales
         exponents = np.frexp(joined)[1] - 1 + SCALE_BIAS
         return np.where(np.isnan(joined), SCALE_NAN, exponents).astype(np.int32)
     return joined.view(np.uint8).astype(np.int32)
 
 
-def scale_values(biased: np.ndarray) -> np.ndarray:
+def decode_exponents(biased: np.ndarray) -> np.ndarray:
     """Return the float32 scales 2**(e - 127) of biased exponents e; NaN for 255."""
     powers = np.ldexp(np.float32(1), biased - SCALE_BIAS)
     return np.where(biased == SCALE_NAN, np.float32(np.nan), powers)
 
 
-def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
+def encode_scales(biased: np.ndarray, dtype: DType) -> np.ndarray:
     """Return biased exponents as an array of the storage dtype in which a scale tile of `dtype` keeps them."""
     if dtype.storage == np.float32:  # how NKI_PRECISE_FP=0 keeps float8_e8m0fnu
-        return scale_values(biased)
+        return decode_exponents(biased)
     return biased.astype(np.uint8).view(dtype.storage)
 
 

@@ -92,7 +92,7 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
 
     Raises RuleViolation otherwise.
     """
-    if not may_start(hardware, tile):
+    if not can_start_at_partition(hardware, tile):
         start, count = first_partition(tile), tile.shape[0]
         raise RuleViolation(
             starts_on_quadrant,
@@ -101,7 +101,7 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
         )
 
 
-def may_start(hardware: Hardware, tile: NkiTensor) -> bool:
+def can_start_at_partition(hardware: Hardware, tile: NkiTensor) -> bool:
     """Return whether an engine can access a tile's partitions from its first one on.
 
     More than 64 partitions must start at 0, 33 to 64 at 0 or 64, up to 32 at a multiple of 32, and end on the chip.
@@ -347,13 +347,13 @@ def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) 
     if rows != other_rows:
         hint = ""
         if 1 in (rows, other_rows):
-            hint = repeated_row(first if rows == 1 else second, max(rows, other_rows))
+            hint = format_row_hint(first if rows == 1 else second, max(rows, other_rows))
         raise RuleViolation(
             same_partitions, f"{first} has {rows} partitions, {second} has {other_rows}", hint=hint
         )
 
 
-def repeated_row(operand: str, partitions: int) -> str:
+def format_row_hint(operand: str, partitions: int) -> str:
     """Return the hint that says how to repeat an operand of one row over `partitions` partitions."""
     return (
         f"{operand} has one row, which engines do not repeat: load it into {partitions} partitions with "
@@ -399,7 +399,7 @@ def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
     if tile.free_size != 1 or tile.shape[0] != like.shape[0]:
         hint = ""
         if tile.shape[0] == 1:
-            hint = repeated_row(operand, like.shape[0])
+            hint = format_row_hint(operand, like.shape[0])
             if tile.free_size == like.free_size > 1:
                 hint += "; nisa.tensor_tensor then combines it with data"
         raise RuleViolation(

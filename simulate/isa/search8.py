@@ -38,7 +38,7 @@ def match_in_slot_order(
         yield slot, matched, first_positions
 
 
-def all_ones(index: NkiTensor) -> np.float32:
+def get_missing_index(index: NkiTensor) -> np.float32:
     """Return the index that stands for a missing value: the largest integer of the index tile's dtype, as float32.
 
     For 32 bits it rounds to 2**32, which is 2**32 - 1 after saturation.

@@ -22,7 +22,7 @@ def unchanged(values: np.ndarray) -> tuple[np.ndarray]:
     return (values,)
 
 
-def contiguous_bytes(view: NkiTensor) -> int:
+def count_contiguous_bytes(view: NkiTensor) -> int:
     """Return the bytes of the longest contiguous run of a view that starts at its first element: a piece of a DMA.
 
     On chip a run ends with its partition.

@@ -47,18 +47,18 @@ def format_elements(
     states = np.broadcast_to(states, values.shape)
     if not named:
         values, states = values.reshape(1, -1), states.reshape(1, -1)
-    columns = _shown_indices(values.size // len(values))
+    columns = _choose_indices(values.size // len(values))
     heads = [first_dim if named else "", *("…" if column is None else str(column) for column in columns)]
     listed = [
         ["…"] * len(heads)
         if row is None
-        else [str(row) if named else "", *_cells(values[row], states[row], columns, dtype)]
-        for row in _shown_indices(len(values))
+        else [str(row) if named else "", *_format_cells(values[row], states[row], columns, dtype)]
+        for row in _choose_indices(len(values))
     ]
     return as_html([Hanging(head, style="bold"), table("|".join(heads), listed, left=())])
 
 
-def _shown_indices(count: int) -> list[int | None]:
+def _choose_indices(count: int) -> list[int | None]:
     """Return the indices of `count` rows or columns that are shown; one None stands for all that are left out."""
     if count <= _MOST:
         return list(range(count))
@@ -66,7 +66,7 @@ def _shown_indices(count: int) -> list[int | None]:
     return [*range(half), None, *range(count - half, count)]
 
 
-def _cells(
+def _format_cells(
     values: np.ndarray, states: np.ndarray, columns: Sequence[int | None], dtype: DType
 ) -> Iterator[str]:
     values, states = values.reshape(-1), states.reshape(-1)

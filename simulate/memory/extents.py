@@ -39,14 +39,14 @@ def find_boxes(
         steps.insert(0, steps[0] * size)
     if low < 0 or end > steps[0] * sizes[0]:
         return None, None
-    exact = _exact(sizes, steps, shape, strides, offset, width)
+    exact = _find_exact_box(sizes, steps, shape, strides, offset, width)
     if exact is not None:
         return exact, exact
     rows = (low // steps[0], (end - 1) // steps[0] + 1)
     return None, (rows, *((0, size) for size in sizes[1:]))
 
 
-def _exact(
+def _find_exact_box(
     sizes: tuple[int, ...],
     steps: list[int],
     shape: tuple[int, ...],
@@ -141,25 +141,25 @@ def find_rows(
     row = row_bytes // width
     first, start = divmod(offset, row) if row else (0, 0)
     if on_chip:
-        low, high = _reach(start, shape[1:], strides[1:])
+        low, high = _find_reach(start, shape[1:], strides[1:])
         return first, first + shape[0], low * width, (high + 1) * width
     if not row:
         # An element is wider than a row, so the box has all rows that it touches.
-        low, high = _reach(offset, shape, strides)
+        low, high = _find_reach(offset, shape, strides)
         return low * width // row_bytes, -(-(high + 1) * width // row_bytes), 0, row_bytes
     across = [stride % row == 0 for stride in strides]
-    first, last = _reach(
+    first, last = _find_reach(
         first, compress(shape, across), (stride // row for stride in compress(strides, across))
     )
     within = [not is_across for is_across in across]
-    low, high = _reach(start, compress(shape, within), compress(strides, within))
+    low, high = _find_reach(start, compress(shape, within), compress(strides, within))
     if low < 0 or high >= row:
         # The pattern wraps over an end of a row, so the box has all rows that it touches.
         first, last, low, high = first + low // row, last + high // row, 0, row - 1
     return first, last + 1, low * width, (high + 1) * width
 
 
-def _reach(start: int, shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
+def _find_reach(start: int, shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
     """Return the lowest and the highest element offset, both included, of a pattern that begins at offset `start`."""
     low = high = start
     for extent, stride in zip(shape, strides):

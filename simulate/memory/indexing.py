@@ -22,7 +22,7 @@ def fill_ellipsis(keys: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     return keys[:position] + (slice(None),) * max(missing, 0) + keys[position + 1 :]
 
 
-def slice_bounds(key: slice, extent: int, dim: int) -> tuple[int, int, int]:
+def normalise_slice(key: slice, extent: int, dim: int) -> tuple[int, int, int]:
     """Return start, end and step of a slice of a dim, with defaults filled in and negative bounds counted from the end.
 
     Args:

@@ -33,12 +33,14 @@ def count_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
     count = index.size if num_elem is None else operator.index(num_elem)
     # The engine that reads the view decides which group counts.
     offsets_in_index(
-        count, max(offsets_per_group(index, GROUP), offsets_per_group(index, TENSOR_ENGINE_GROUP)), index
+        count,
+        max(count_offsets_per_group(index, GROUP), count_offsets_per_group(index, TENSOR_ENGINE_GROUP)),
+        index,
     )
     return count
 
 
-def offsets_per_group(index: TensorBytes, group: int) -> int:
+def count_offsets_per_group(index: TensorBytes, group: int) -> int:
     """Return the number of offsets that the index tile has for its smallest group of partitions.
 
     Offset i of a group is in row i % group of its rows, column i // group. A last, partial group of r rows only has the

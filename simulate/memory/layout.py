@@ -128,7 +128,7 @@ def intern_layout(
     return layout
 
 
-def slice_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
+def build_slice_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
     """Return the cache key of `view[keys]` for `find_sliced`; None unless `keys` are plain ints and slices of ints."""
     key_items: list[Any] = [layout]
     for dim_key in keys if type(keys) is tuple else (keys,):

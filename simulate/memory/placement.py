@@ -89,7 +89,7 @@ def place_tiles(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placeme
     """
     ordered = sorted(tiles, key=lambda tile: (tile.first_use, tile.serial))
     fixed = [tile for tile in ordered if tile.address is not None]
-    addressed = [_occupied(tile, tile.address or 0, tile.first_partition) for tile in fixed]
+    addressed = [_describe_bytes(tile, tile.address or 0, tile.first_partition) for tile in fixed]
     begins = [tile.first_use for tile in fixed]
     offsets: dict[int, int] = {}
     partitions: dict[int, int] = {}
@@ -111,12 +111,12 @@ def place_tiles(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placeme
                 later = slice(bisect_left(begins, tile.first_use), bisect_right(begins, tile.last_use))
                 taken = sorted([*live, *addressed[later]])
             gaps = []
-            for first in _STARTS[_quadrants(tile.partitions)]:
-                in_quadrants = _in_quadrants(taken, _quadrant_mask(first, tile.partitions))
-                gaps.append((_first_gap(in_quadrants, tile.bytes, bank_bytes), first))
+            for first in _STARTS[_count_quadrants(tile.partitions)]:
+                in_quadrants = _select_in_quadrants(taken, _build_quadrant_mask(first, tile.partitions))
+                gaps.append((_find_first_gap(in_quadrants, tile.bytes, bank_bytes), first))
             start, first = min(gaps)
         offsets[tile.serial], partitions[tile.serial] = start, first
-        entry = _occupied(tile, start, first)
+        entry = _describe_bytes(tile, start, first)
         insort(live, entry)
         heappush(ending, (tile.last_use, tile.serial, entry))
         members[tile.serial] = tile
@@ -129,29 +129,29 @@ def place_tiles(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placeme
     return Placement(offsets, partitions, high, most, peak, tuple(ordered), bank_bytes)
 
 
-def _occupied(tile: Tile, start: int, first_partition: int) -> _Taken:
-    return start, start + tile.bytes, tile.last_use, _quadrant_mask(first_partition, tile.partitions)
+def _describe_bytes(tile: Tile, start: int, first_partition: int) -> _Taken:
+    return start, start + tile.bytes, tile.last_use, _build_quadrant_mask(first_partition, tile.partitions)
 
 
-def _in_quadrants(taken: list[_Taken], quadrants: int) -> list[_Taken]:
+def _select_in_quadrants(taken: list[_Taken], quadrants: int) -> list[_Taken]:
     """Return the entries of `taken` that have bytes in any quadrant of the bit mask `quadrants`."""
     if quadrants == _ALL:
         return taken
     return [entry for entry in taken if entry[3] & quadrants]
 
 
-def _quadrant_mask(first_partition: int, partitions: int) -> int:
-    first, end = first_partition // _QUADRANT, _quadrants(first_partition + partitions)
+def _build_quadrant_mask(first_partition: int, partitions: int) -> int:
+    first, end = first_partition // _QUADRANT, _count_quadrants(first_partition + partitions)
     return (1 << end) - (1 << first)
 
 
-def _quadrants(partitions: int) -> int:
+def _count_quadrants(partitions: int) -> int:
     return -(-partitions // _QUADRANT)
 
 
-def quadrant_choices(partitions: int) -> list[range]:
+def list_quadrant_choices(partitions: int) -> list[range]:
     """Return the quadrants that a tile of so many partitions may take, one range for each possible first partition."""
-    count = _quadrants(partitions)
+    count = _count_quadrants(partitions)
     return [range(start // _QUADRANT, start // _QUADRANT + count) for start in _STARTS[count]]
 
 
@@ -166,7 +166,7 @@ def bound_bytes(tiles: Iterable[tuple[int, int]]) -> int:
     """
     by_quadrants: list[list[int]] = [[] for _ in range(QUADRANTS + 1)]
     for size, partitions in tiles:
-        by_quadrants[_quadrants(partitions)].append(size)
+        by_quadrants[_count_quadrants(partitions)].append(size)
     quarters, halves, wide, full = (by_quadrants[n] for n in (1, 2, 3, 4))
     stacked = sum(full)
     if not (quarters or halves or wide):
@@ -209,7 +209,7 @@ def choose_blamed(placement: Placement) -> Tile:
     )
 
 
-def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
+def find_largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
     """Return the largest bytes per partition that each chosen tile may have so that live bytes stay within the limit.
 
     Exact for tiles on more than 64 partitions; smaller tiles may need more than their share. The result is negative if
@@ -221,7 +221,7 @@ def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -
         limit: Usable bytes of a partition.
     """
     most = limit
-    for weight in (_stacked_quadrants, _quadrants):
+    for weight in (_stacked_quadrants, _count_quadrants):
         # At an event: the change of the remaining tiles' bytes, and of the number of chosen tiles.
         changes: dict[int, list[int]] = {}
         for tile in tiles:
@@ -239,11 +239,12 @@ def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -
 
 
 def _stacked_quadrants(partitions: int) -> int:
-    """Return the weight of a tile in `largest_size`, in quarters of its bytes: no two of its kind can share more bytes.
+    """Return the weight of a tile in `find_largest_size`, in quarters of its bytes.
 
-    It is 4 for more than 64 partitions, 2 for 33 to 64, of which two tiles share bytes, and 0 for 32 or fewer.
+    It is 4 for more than 64 partitions, whose tiles share no bytes; 2 for 33 to 64, of which two tiles can share bytes;
+    and 0 for 32 or fewer.
     """
-    return (0, 0, 2, 4, 4)[_quadrants(partitions)]
+    return (0, 0, 2, 4, 4)[_count_quadrants(partitions)]
 
 
 def find_largest_fit(
@@ -266,7 +267,7 @@ def find_largest_fit(
         resized = (replace(t, bytes=units * _ALIGNMENT) if t.serial in chosen else t for t in tiles)
         return place_tiles(resized, bank_bytes).high_water_bytes <= limit
 
-    high = max(0, largest_size(tiles, chosen, limit)) // _ALIGNMENT
+    high = max(0, find_largest_size(tiles, chosen, limit)) // _ALIGNMENT
     if high == 0 or fits(high):
         return high * _ALIGNMENT
     low = 0
@@ -276,17 +277,17 @@ def find_largest_fit(
     return low * _ALIGNMENT
 
 
-def _first_gap(taken: list[_Taken], size: int, bank_bytes: int | None) -> int:
+def _find_first_gap(taken: list[_Taken], size: int, bank_bytes: int | None) -> int:
     start = 0
     for begin, end, _, _ in taken:
-        if begin - start >= size and begin - _aligned(start, size, bank_bytes) >= size:
+        if begin - start >= size and begin - _align_start(start, size, bank_bytes) >= size:
             break
         if end > start:
             start = end
-    return _aligned(start, size, bank_bytes)
+    return _align_start(start, size, bank_bytes)
 
 
-def _aligned(start: int, size: int, bank_bytes: int | None) -> int:
+def _align_start(start: int, size: int, bank_bytes: int | None) -> int:
     start = -(-start // _ALIGNMENT) * _ALIGNMENT
     if bank_bytes is None:
         return start
@@ -297,7 +298,7 @@ def _aligned(start: int, size: int, bank_bytes: int | None) -> int:
 _MOST_LISTED = 4
 
 
-def _listed(tiles: Iterable[Tile], label: Callable[[int], str]) -> list[str]:
+def _format_tiles(tiles: Iterable[Tile], label: Callable[[int], str]) -> list[str]:
     """Return texts such as "3 times scores 512 bytes each" for tiles; tiles of equal label and size are one text.
 
     At most four texts are returned.
@@ -350,7 +351,7 @@ def live_tiles_fit(
         live_tiles_fit,
         f"{len(placement.peak)} live tiles take {placement.live_bytes} bytes per partition of {buffer.value}, "
         f"{placement.live_bytes - limit} too many; the largest: "
-        + "; ".join(_listed(largest, label))
+        + "; ".join(_format_tiles(largest, label))
         + f"; the first that does not fit: {label(first.serial)}, by {taken - limit} bytes",
         limit=f"{limit} usable bytes per partition on {chip}",
         hint=f"{smaller}, or end the use of one before the next is filled",

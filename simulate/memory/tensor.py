@@ -15,8 +15,8 @@ import numpy as np
 
 from nkw.errors import OutOfBounds, RuleViolation
 from simulate.memory import indirection, views
-from simulate.memory.indexing import fill_ellipsis, normalise_index, slice_bounds
-from simulate.memory.layout import ByteView, find_sliced, slice_key, store_sliced
+from simulate.memory.indexing import fill_ellipsis, normalise_index, normalise_slice
+from simulate.memory.layout import ByteView, build_slice_key, find_sliced, store_sliced
 from simulate.memory.tensor_bytes import TensorBytes
 from simulate.memory.view_rules import (
     ap_steps_one_partition,
@@ -112,7 +112,7 @@ class NkiTensor(TensorBytes):
     def __getitem__(self, key: Any) -> NkiTensor:
         if self.dynamic is not None or type(self) is not NkiTensor:
             return self._slice_view(key)
-        cache_key = slice_key(self.layout, key)
+        cache_key = build_slice_key(self.layout, key)
         layout = None if cache_key is None else find_sliced(cache_key)
         if layout is None:
             try:
@@ -151,7 +151,7 @@ class NkiTensor(TensorBytes):
                 continue
             dim_key = keys[dim]
             if type(dim_key) is slice:
-                start, end, step = slice_bounds(dim_key, extent, dim)
+                start, end, step = normalise_slice(dim_key, extent, dim)
                 offset += start * stride
                 new_shape.append((end - start + step - 1) // step)
                 new_strides.append(stride * step)
@@ -369,7 +369,7 @@ class NkiTensor(TensorBytes):
         Raises:
             RuleViolation: The patterns do not fit the shape or each other, or strides cannot express the result.
         """
-        sizes = views.named_sizes(src_pattern, self.shape, fixed_sizes or {})
+        sizes = views.find_named_sizes(src_pattern, self.shape, fixed_sizes or {})
         names = [n for group in src_pattern for n in ((group,) if isinstance(group, str) else group)]
         target_names = [n for group in dst_pattern for n in ((group,) if isinstance(group, str) else group)]
         if sizes is None or sorted(names) != sorted(target_names):

@@ -105,7 +105,7 @@ def regroup(
     return tuple(new_strides)
 
 
-def named_sizes(
+def find_named_sizes(
     pattern: tuple[Any, ...], shape: tuple[int, ...], fixed: dict[str, int]
 ) -> dict[str, int] | None:
     """Return the size of each name of a rearrange pattern, None if the pattern does not fit the shape.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import RuleViolation, rule
-from simulate.isa.immediates import integer_within
+from simulate.isa.immediates import parse_integer
 from simulate.isa.rules import HBM, violations
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister
@@ -169,7 +169,7 @@ def slice_has_a_size(start: Any, size: Any) -> None:
     """
     if isinstance(start, (float, str, NkiTensor, np.floating)):
         raise RuleViolation(slice_has_a_size, f"start={start!r:.40}")
-    if integer_within(size, 1, _INT32_MAX) is None:
+    if parse_integer(size, 1, _INT32_MAX) is None:
         raise RuleViolation(slice_has_a_size, f"size={size!r:.40}")
 
 
@@ -179,7 +179,7 @@ def norm_counts_values(n: Any) -> None:
 
     Raises RuleViolation otherwise.
     """
-    if integer_within(n, 1, _INT32_MAX) is None:
+    if parse_integer(n, 1, _INT32_MAX) is None:
         raise RuleViolation(norm_counts_values, f"n={n!r:.40}")
 
 
@@ -189,7 +189,7 @@ def axis_of_expanded_shape(axis: Any, ndim: int) -> None:
 
     Raises RuleViolation otherwise.
     """
-    if integer_within(axis, -ndim - 1, ndim) is None:
+    if parse_integer(axis, -ndim - 1, ndim) is None:
         raise RuleViolation(axis_of_expanded_shape, f"axis={axis!r:.40}", limit=f"{-ndim - 1} to {ndim}")
 
 
@@ -216,4 +216,4 @@ def body_is_function(body_fun: Any) -> None:
 
 
 def _is_integer(value: Any) -> bool:
-    return integer_within(value, _INT32_MIN, _INT32_MAX) is not None
+    return parse_integer(value, _INT32_MIN, _INT32_MAX) is not None

@@ -12,7 +12,7 @@ from typing import Any
 from nkw.errors import RuleViolation, rule
 from simulate.isa.book import COLLECTIVES, Planner, documented_signature
 from simulate.isa.collectives.ring import CHANNELS_MAX
-from simulate.isa.immediates import integer_within
+from simulate.isa.immediates import parse_integer
 from simulate.isa.plan import name_is_text
 from simulate.isa.replica_group import ReplicaGroup, is_replica_group
 from simulate.memory.registers import VirtualRegister
@@ -76,7 +76,7 @@ def is_iteration(iteration_id: Any) -> None:
 
     Raises RuleViolation otherwise.
     """
-    if integer_within(iteration_id, 0, 2**31 - 1) is None:
+    if parse_integer(iteration_id, 0, 2**31 - 1) is None:
         raise RuleViolation(is_iteration, f"iteration_id={iteration_id!r:.40}")
 
 
@@ -86,7 +86,7 @@ def is_channel(channel_id: Any) -> None:
 
     Raises RuleViolation otherwise.
     """
-    if integer_within(channel_id, 0, CHANNELS_MAX - 1) is None:
+    if parse_integer(channel_id, 0, CHANNELS_MAX - 1) is None:
         raise RuleViolation(is_channel, f"channel_id={channel_id!r:.40}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.isa import costs
 from simulate.isa.enums import Engine
-from simulate.isa.immediates import integer_within
+from simulate.isa.immediates import parse_integer
 from simulate.isa.plan import Domain, Plan
 from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
@@ -201,7 +201,7 @@ def positive_step(step: Any) -> None:
 
     Raises RuleViolation otherwise.
     """
-    if isinstance(step, VirtualRegister) or integer_within(step, 1, 2**31 - 1) is None:
+    if isinstance(step, VirtualRegister) or parse_integer(step, 1, 2**31 - 1) is None:
         raise RuleViolation(positive_step, f"step={step!r}", hint="keep the step a Python int, 1 or more")
 
 

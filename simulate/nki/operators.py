@@ -15,7 +15,7 @@ import numpy as np
 
 from nkw.errors import RuleViolation, rule
 from simulate.isa.immediates import is_number
-from simulate.isa.rules import is_tensor, repeated_row
+from simulate.isa.rules import format_row_hint, is_tensor
 from simulate.level import BROADCASTING
 from simulate.memory import NKIObject, NkiTensor
 from simulate.nki import isa
@@ -352,7 +352,7 @@ def same_shape(x: NkiTensor, y: NkiTensor) -> None:
         raise RuleViolation(
             same_shape,
             f"{x.shape} and {y.shape}{because}",
-            hint=repeated_row("an operand", max(x.shape[0], y.shape[0]))
+            hint=format_row_hint("an operand", max(x.shape[0], y.shape[0]))
             if 1 in (x.shape[0], y.shape[0])
             else "nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
         )

@@ -23,7 +23,7 @@ from math import inf
 
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
-from simulate.memory.placement import QUADRANTS, quadrant_choices
+from simulate.memory.placement import QUADRANTS, list_quadrant_choices
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, Wait
 
@@ -88,7 +88,7 @@ def _find_successors(
     fixed = [tile for _, tile in tiles if records[tile].address is not None]
     yield from _find_at_addresses(stream, fixed)
     floating = [(start, tile) for start, tile in tiles if records[tile].address is None]
-    shares = max((len(quadrant_choices(records[tile].shape[0])) for _, tile in floating), default=1)
+    shares = max((len(list_quadrant_choices(records[tile].shape[0])) for _, tile in floating), default=1)
     free = [
         _Free(size)
         for size in _free_beyond_fixed(stream, fixed, limit, hardware.partitions // shares, shares)
@@ -105,7 +105,7 @@ def _find_successors(
         chosen = min(
             (
                 range(quadrants.start * shares // QUADRANTS, -(-quadrants.stop * shares // QUADRANTS))
-                for quadrants in quadrant_choices(records[tile].shape[0])
+                for quadrants in list_quadrant_choices(records[tile].shape[0])
             ),
             key=lambda numbers: max(free[number].find_free_since(need) for number in numbers),
         )

@@ -14,7 +14,7 @@ import pytest
 import nki_kernels
 import simulate
 from nkw.errors import RuleViolation
-from simulate.memory.placement import Tile, find_largest_fit, largest_size, place_tiles
+from simulate.memory.placement import Tile, find_largest_fit, find_largest_size, place_tiles
 from simulate.occupancy import Occupancy, occupancies
 from simulate.run import Stream
 from tests.kernels.accuracy import normal
@@ -137,10 +137,10 @@ def test_the_largest_free_size_fits_and_one_more_does_not(target: str) -> None:
 
 def test_room_counts_all_tiles_of_a_source() -> None:
     tiles = [Tile(0, 100, 0, 9, None), Tile(1, 50, 1, 5, None), Tile(2, 50, 3, 9, None)]
-    assert largest_size(tiles, {1, 2}, 1000) == 450
-    assert largest_size(tiles, {1}, 1000) == 850
-    assert largest_size(tiles, {0}, 99) == -1
-    assert largest_size(tiles, {0}, 100) == 0
+    assert find_largest_size(tiles, {1, 2}, 1000) == 450
+    assert find_largest_size(tiles, {1}, 1000) == 850
+    assert find_largest_size(tiles, {0}, 99) == -1
+    assert find_largest_size(tiles, {0}, 100) == 0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_tiles_on_few_partitions_have_room_side_by_side(partitions: int, tiles: 
     """The room is no smaller than what fits: it shares the memory out, and a tile cannot be split."""
     tile_records = [Tile(serial, 4, 0, 9, None, partitions=partitions) for serial in range(tiles)]
     chosen = set(range(tiles))
-    assert largest_size(tile_records, chosen, 1000) >= most
+    assert find_largest_size(tile_records, chosen, 1000) >= most
     assert find_largest_fit(tile_records, chosen, 1000, None) == most
 
 
@@ -175,7 +175,7 @@ def test_two_halves_of_a_tile_are_shown_beside_each_other() -> None:
 def test_room_in_psum_does_not_let_a_tile_straddle_banks() -> None:
     tiles = [Tile(serial, 2048, 0, 9, None) for serial in range(9)]
     chosen = set(range(9))
-    assert largest_size(tiles, chosen, 16384) == 16384 // 9
+    assert find_largest_size(tiles, chosen, 16384) == 16384 // 9
     size = find_largest_fit(tiles, chosen, 16384, 2048)
     assert size == 1024
     for bytes_each, fits in ((1020, True), (1024, True), (1028, False)):

@@ -9,7 +9,7 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import expect_shape, members, plan_collective, tensor_signatures
+from simulate.isa.collective_plan import expect_shape, list_signatures, members, plan_collective
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
@@ -57,7 +57,7 @@ def all_gather(
         exchange,
         name,
         collective_dim=collective_dim,
-        **tensor_signatures(srcs=srcs, dsts=dsts),
+        **list_signatures(srcs=srcs, dsts=dsts),
     )
 
 

@@ -10,11 +10,11 @@ from simulate.hardware import Hardware
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
     expect_shape,
+    list_signatures,
     members,
     plan_collective,
     reduce_arrays,
     reduction,
-    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
@@ -62,5 +62,5 @@ def all_reduce(
         name,
         hops=1.0,
         op=operator.name,
-        **tensor_signatures(srcs=srcs, dsts=dsts),
+        **list_signatures(srcs=srcs, dsts=dsts),
     )

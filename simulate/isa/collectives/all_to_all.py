@@ -7,13 +7,13 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
-    chunk_shape,
+    check_in_hbm,
+    compute_chunk_shape,
     expect_shape,
-    in_hbm,
+    list_signatures,
     members,
     plan_collective,
     splits_along,
-    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
@@ -40,10 +40,10 @@ def all_to_all(
     Raises RuleViolation.
     """
     group = members(hardware, rank, "all_to_all", srcs, dsts, replica_group, priority)
-    in_hbm("all_to_all", srcs, dsts)
+    check_in_hbm("all_to_all", srcs, dsts)
     splits_along(collective_dim)
     for src, dst in zip(srcs, dsts):
-        chunk_shape(src, len(group), 0)
+        compute_chunk_shape(src, len(group), 0)
         expect_shape("all_to_all", len(group), src, dst, src.shape)
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
@@ -64,5 +64,5 @@ def all_to_all(
         exchange,
         name,
         collective_dim=collective_dim,
-        **tensor_signatures(srcs=srcs, dsts=dsts),
+        **list_signatures(srcs=srcs, dsts=dsts),
     )

@@ -11,12 +11,12 @@ from simulate.hardware import Hardware
 from simulate.isa import dma_costs
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
+    check_in_hbm,
     check_tensors,
     expect_shape,
-    in_hbm,
+    list_signatures,
     plan_collective,
     single_tensors,
-    tensor_signatures,
 )
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -44,7 +44,7 @@ def collective_permute(
     """
     check_tensors(hardware, "collective_permute", srcs, dsts, priority)
     single_tensors("collective_permute", srcs, dsts)
-    in_hbm("collective_permute", srcs, dsts)
+    check_in_hbm("collective_permute", srcs, dsts)
     src, dst = srcs[0], dsts[0]
     pairs = _pairs(source_target_pairs)
     source_of = {target: source for source, target in pairs}
@@ -81,7 +81,7 @@ def collective_permute(
         exchange,
         name,
         key=("collective_permute", pairs),
-        **tensor_signatures(srcs=srcs, dsts=dsts),
+        **list_signatures(srcs=srcs, dsts=dsts),
     )
 
 

@@ -9,14 +9,14 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
-    chunk_shape,
+    compute_chunk_shape,
     expect_shape,
+    list_signatures,
     members,
     plan_collective,
     reduce_arrays,
     reduction,
     splits_along,
-    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
@@ -47,7 +47,7 @@ def reduce_scatter(
     operator = reduction(op)
     splits_along(collective_dim)
     for src, dst in zip(srcs, dsts):
-        expect_shape("reduce_scatter", len(group), src, dst, chunk_shape(src, len(group), 0))
+        expect_shape("reduce_scatter", len(group), src, dst, compute_chunk_shape(src, len(group), 0))
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         totals = [
@@ -66,5 +66,5 @@ def reduce_scatter(
         name,
         op=operator.name,
         collective_dim=collective_dim,
-        **tensor_signatures(srcs=srcs, dsts=dsts),
+        **list_signatures(srcs=srcs, dsts=dsts),
     )

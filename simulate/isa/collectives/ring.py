@@ -18,11 +18,11 @@ from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
     check_tensors,
     expect_shape,
+    list_signatures,
     plan_collective,
     reduce_arrays,
     reduction,
     single_tensors,
-    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup, is_replica_group
@@ -67,7 +67,7 @@ def collective_permute_implicit(
         return by_sender[-1:] + by_sender[:-1]
 
     return plan_collective(
-        hardware, operation, group, srcs, dsts, exchange, name, **tensor_signatures(srcs=srcs, dsts=dsts)
+        hardware, operation, group, srcs, dsts, exchange, name, **list_signatures(srcs=srcs, dsts=dsts)
     )
 
 
@@ -124,7 +124,7 @@ def collective_permute_implicit_reduce(
         exchange,
         name,
         op=operator.name,
-        **tensor_signatures(srcs=(*left, *right), dsts=dsts),
+        **list_signatures(srcs=(*left, *right), dsts=dsts),
     )
 
 

@@ -16,7 +16,13 @@ from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import in_hbm, members, plan_collective, single_tensors, tensor_signatures
+from simulate.isa.collective_plan import (
+    check_in_hbm,
+    list_signatures,
+    members,
+    plan_collective,
+    single_tensors,
+)
 from simulate.isa.plan import Masked, Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import MemoryRegion, NkiTensor
@@ -110,7 +116,7 @@ def _plan(
     undocumented: tuple[RuleViolation, ...],
 ) -> Plan:
     single_tensors(operation, srcs, dsts)
-    in_hbm(operation, srcs, dsts)
+    check_in_hbm(operation, srcs, dsts)
     metadata_shape(metadata, 4 if has_rdispls else 3, len(group))
     src, dst = srcs[0], dsts[0]
     rows = [metadata[..., row : row + 1, :] for row in range(metadata.shape[-2])]
@@ -148,7 +154,7 @@ def _plan(
         has_rdispls=has_rdispls,
         src_dtype=str(src.dtype),
         undocumented=undocumented,
-        **tensor_signatures(dsts=dsts),
+        **list_signatures(dsts=dsts),
     )
 
 

@@ -70,12 +70,12 @@ def activate2(
         reverses_an_operator(operand, operator, reverse)
     reads: tuple[NkiTensor, ...] = (data,)
     if first.name != "bypass":
-        reads += broadcast.operand_tiles(hardware, "imm0", imm0, data)
+        reads += broadcast.check_operand(hardware, "imm0", imm0, data)
     if second.name != "bypass":
-        reads += broadcast.operand_tiles(hardware, "imm1", imm1, data)
+        reads += broadcast.check_operand(hardware, "imm1", imm1, data)
         immediates_agree(imm0, imm1)
     if function.relu_param:
-        reads += broadcast.operand_tiles(hardware, "relu_param", relu_param, data)
+        reads += broadcast.check_operand(hardware, "relu_param", relu_param, data)
     reduction = _reduction(reduce_op, reduce_cmd)
     if reduce_res is not None:
         accumulator.check_result(hardware, reduce_res, data)
@@ -84,7 +84,7 @@ def activate2(
         operand = iter(immediates)
         for operator, immediate, reverse in ((first, imm0, reverse0), (second, imm1, reverse1)):
             if operator.name != "bypass":
-                other = broadcast.broadcast_value(immediate, operand, values.ndim)
+                other = broadcast.take_broadcast_value(immediate, operand, values.ndim)
                 values = operator.function(other, values) if reverse else operator.function(values, other)
         return values
 
@@ -92,7 +92,7 @@ def activate2(
         values = argument(*operands)
         if not function.relu_param:
             return function.function(values)
-        slope = broadcast.broadcast_value(relu_param, iter(operands[-1:]), values.ndim)
+        slope = broadcast.take_broadcast_value(relu_param, iter(operands[-1:]), values.ndim)
         return function.function(values, slope)
 
     def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:

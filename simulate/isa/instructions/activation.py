@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, ReduceCmd
-from simulate.isa.immediates import float32_number
+from simulate.isa.immediates import parse_float32
 from simulate.isa.plan import JOINS_COLUMNS, PLAIN, Argument, Domain, Plan, Registers, State
 from simulate.isa.shapes import column, flat
 from simulate.memory import MemoryRegion, NkiTensor
@@ -55,14 +55,14 @@ def activation(
         rules.dtype_among("scale", scale, "float32")
         reads.append(scale)
     else:
-        scale = float(float32_number("scale", scale))
+        scale = float(parse_float32("scale", scale))
     if isinstance(bias, NkiTensor):
         rules.check_tile(hardware, "bias", bias)
         rules.is_column("bias", bias, data)
         bias_not_tfloat32(bias)
         reads.append(bias)
     elif bias is not None:
-        bias = float(float32_number("bias", bias))
+        bias = float(parse_float32("bias", bias))
         if bias != 0.0:
             immediate_bias_on_chip(hardware, bias)
     if bias is not None:

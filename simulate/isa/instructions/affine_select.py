@@ -12,7 +12,7 @@ from simulate.isa import costs, rules
 from simulate.isa.affine import affine
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.immediates import float32_number
+from simulate.isa.immediates import parse_float32
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import ALU_OPERATORS, AluOperator, alu_operator, cast, from_float32
@@ -56,7 +56,7 @@ def affine_select(
     reads, affine_values = affine(dst, pattern, offset, channel_multiplier)
     compare = _COMPARISONS[operator.name]
     source, target = on_true_tile.dtype, dst.dtype
-    fill = from_float32(np.array([float32_number("on_false_value", on_false_value)]), target)
+    fill = from_float32(np.array([parse_float32("on_false_value", on_false_value)]), target)
 
     def compute(values: np.ndarray, *cells: np.ndarray) -> tuple[np.ndarray]:
         chosen = compare(affine_values(cells), 0).reshape(values.shape)

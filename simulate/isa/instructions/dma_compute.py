@@ -15,7 +15,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import counts_agree
 from simulate.isa.plan import PLAIN, Domain, Effects, Masked, Plan
-from simulate.isa.shapes import contiguous_bytes
+from simulate.isa.shapes import count_contiguous_bytes
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
@@ -80,7 +80,7 @@ def dma_compute(
     mode = DgeMode.swdge if by_row else DgeMode.none
     trigger = Engine.gpsimd
     total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
-    piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
+    piece = min(count_contiguous_bytes(tensor) for tensor in (dst, *sources))
     result_bytes = dst.size * dst.dtype.itemsize
     hbm_bytes = sum(end.size * end.dtype.itemsize for end in (dst, *sources) if not end.buffer.on_chip)
     cost = dma_costs.dma(

@@ -10,7 +10,7 @@ from simulate.isa import dma_costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.plan import Domain, Effects, Plan
-from simulate.isa.shapes import contiguous_bytes, unchanged
+from simulate.isa.shapes import count_contiguous_bytes, unchanged
 from simulate.memory import NkiTensor
 
 _EFFECTS = Effects(copies=True)
@@ -87,10 +87,10 @@ def dma_copy(
         trigger = engine
     else:
         trigger = Engine.sync if load or mode is DgeMode.hwdge else Engine.gpsimd
-    piece = min(contiguous_bytes(dst), contiguous_bytes(src))
+    piece = min(count_contiguous_bytes(dst), count_contiguous_bytes(src))
     hbm_bytes = sum(end.size * end.dtype.itemsize for end in (dst, src) if not end.buffer.on_chip)
     total = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
-    apart = any(contiguous_bytes(end) == piece for end in (dst, src) if not end.buffer.on_chip)
+    apart = any(count_contiguous_bytes(end) == piece for end in (dst, src) if not end.buffer.on_chip)
     return Plan(
         engine=Engine.dma,
         reads=(src,),

@@ -13,7 +13,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import priority_on_chip
 from simulate.isa.plan import Domain, Effects, Masked, Plan
-from simulate.isa.shapes import contiguous_bytes
+from simulate.isa.shapes import count_contiguous_bytes
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -65,7 +65,7 @@ def dma_transpose(
         rows_on_chip(hardware)
         gathered_rows(src)
         index_list(src)
-        reads, mode, trigger = _gathers(src), DgeMode.swdge, Engine.gpsimd
+        reads, mode, trigger = _split_by_column(src), DgeMode.swdge, Engine.gpsimd
     else:
         reads, mode, trigger = (src,), DgeMode.none, Engine.sync
         if dge_mode is DgeMode.hwdge:
@@ -85,7 +85,7 @@ def dma_transpose(
         return (Masked(values.transpose(order), np.concatenate(masks).transpose(order)),)
 
     width = src.dtype.itemsize
-    piece = min(contiguous_bytes(src), src.shape[-1] * width)
+    piece = min(count_contiguous_bytes(src), src.shape[-1] * width)
     fraction = "dma_transpose_sbuf_fraction" if src.buffer.on_chip else "dma_transpose_hbm_fraction"
     total = src.size * width
     hbm_bytes = (2 - src.buffer.on_chip - dst.buffer.on_chip) * total
@@ -107,8 +107,12 @@ def dma_transpose(
     )
 
 
-def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
-    """Return one gather per column of the index tile, since its list runs down the columns."""
+def _split_by_column(src: NkiTensor) -> tuple[NkiTensor, ...]:
+    """Return views of src's rows, one for each column of the index tile that is used.
+
+    The list of row numbers runs down the columns. Each view has a (count, 1) column of the index as its run-time
+    address.
+    """
     dynamic = src.dynamic
     assert dynamic is not None
     index, rows = dynamic.index, src.shape[0]

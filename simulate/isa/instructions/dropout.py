@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import accumulator, broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import draw, vector_generator
+from simulate.isa.generators import choose_vector_generator, draw
 from simulate.isa.plan import DRAWS, Domain, Plan
 from simulate.isa.shapes import column
 from simulate.memory import NkiTensor
@@ -33,7 +33,7 @@ def dropout(
     rules.same_elements("dst", dst, "data", data)
     rules.same_dtype("dst", dst, "data", data)
     allowed = ("float32",) if data.dtype.is_integer else accumulator.FLOATS
-    reads = (data, *broadcast.operand_tiles(hardware, "prob", prob, data, *allowed))
+    reads = (data, *broadcast.check_operand(hardware, "prob", prob, data, *allowed))
     if not isinstance(prob, NkiTensor):
         is_probability(prob)
 
@@ -45,7 +45,7 @@ def dropout(
         kept[random.scale_to_unit_interval(words).reshape(values.shape) < below] = 0
         return kept, state
 
-    generator = vector_generator(hardware)
+    generator = choose_vector_generator(hardware)
     return Plan(
         engine=Engine.vector,
         reads=reads,

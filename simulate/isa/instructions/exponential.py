@@ -63,9 +63,9 @@ def exponential(
     rules.same_elements("dst", dst, "src", src)
     indirection.check(hardware, Engine.vector, dst, src)
     accumulator.command_among(reduce_cmd, *_COMMANDS)
-    reads = (src, *broadcast.operand_tiles(hardware, "max_value", max_value, src, "float32"))
+    reads = (src, *broadcast.check_operand(hardware, "max_value", max_value, src, "float32"))
     if reduce_cmd is ReduceCmd.load_reduce:
-        reads += broadcast.operand_tiles(hardware, "reduce_init", reduce_init, src, "float32")
+        reads += broadcast.check_operand(hardware, "reduce_init", reduce_init, src, "float32")
     else:
         no_initial_sum(reduce_init, reduce_cmd)
     if reduce_res is not None:
@@ -74,8 +74,8 @@ def exponential(
     def compute(registers: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         operand = iter(operands)
         values = next(operand)
-        result = np.exp(values - broadcast.broadcast_value(max_value, operand, values.ndim))
-        initial = broadcast.broadcast_value(reduce_init, operand, 2)
+        result = np.exp(values - broadcast.take_broadcast_value(max_value, operand, values.ndim))
+        initial = broadcast.take_broadcast_value(reduce_init, operand, 2)
         updated = accumulator.accumulate(registers, reduce_cmd, _ADD, result, initial)
         return accumulator.collect_results(result, updated, reduce_res)
 

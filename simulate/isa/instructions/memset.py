@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.immediates import float32_number, integer_within
+from simulate.isa.immediates import parse_float32, parse_integer
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import DType, from_float32
@@ -62,18 +62,18 @@ def memset(
 
 
 def _element(dtype: DType, value: Any) -> np.ndarray:
-    """Return the value as an array of one element in the dtype's storage type."""
+    """Return the value as an array of one element in the dtype's storage type; RuleViolation if it does not fit."""
     if dtype.is_packed:
         packed_is_zero(dtype, value)
         return np.zeros(1, dtype.storage)
     if dtype.is_integer:
         return np.array([_integer(dtype, value)], dtype.storage)
-    return from_float32(np.array([float32_number("value", value)]), dtype)
+    return from_float32(np.array([parse_float32("value", value)]), dtype)
 
 
 def _integer(dtype: DType, value: Any) -> int:
     low, high = (0, 1) if dtype == "bool_" else (np.iinfo(dtype.storage).min, np.iinfo(dtype.storage).max)
-    number = integer_within(value, low, high)
+    number = parse_integer(value, low, high)
     if number is None:
         raise RuleViolation(
             integer_in_range, f"value={value!r:.60} for {dtype}", limit=f"an integer from {low} to {high}"

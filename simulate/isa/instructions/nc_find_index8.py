@@ -11,9 +11,9 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
 from simulate.isa.search8 import (
     INDEX_DTYPES,
-    all_ones,
     at_most_three_dims,
     check_searched,
+    get_missing_index,
     is_eight_wide,
     is_matrix,
     match_in_slot_order,
@@ -43,7 +43,7 @@ def nc_find_index8(
     is_eight_wide("vals", vals, data)
     is_eight_wide("dst", dst, data)
     rules.dtype_among("dst", dst, *INDEX_DTYPES)
-    missing = all_ones(dst)
+    missing = get_missing_index(dst)
 
     def compute(values: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray]:
         positions = np.full((values.shape[0], 8), missing, np.float32)

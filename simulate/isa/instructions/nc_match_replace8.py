@@ -8,9 +8,9 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.immediates import float32_number
+from simulate.isa.immediates import parse_float32
 from simulate.isa.plan import Domain, Plan
-from simulate.isa.search8 import INDEX_DTYPES, all_ones, is_eight_wide, match_in_slot_order
+from simulate.isa.search8 import INDEX_DTYPES, get_missing_index, is_eight_wide, match_in_slot_order
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 
@@ -39,13 +39,13 @@ def nc_match_replace8(
     rules.check_unpacked(hardware, dst=dst, data=data, vals=vals)
     rules.same_elements("dst", dst, "data", data)
     is_eight_wide("vals", vals, data)
-    replacement = float32_number("imm", imm)
+    replacement = parse_float32("imm", imm)
     missing = np.float32(0)
     if dst_idx is not None:
         rules.check_tile(hardware, "dst_idx", dst_idx)
         is_eight_wide("dst_idx", dst_idx, data)
         rules.dtype_among("dst_idx", dst_idx, *INDEX_DTYPES)
-        missing = all_ones(dst_idx)
+        missing = get_missing_index(dst_idx)
 
     def compute(values: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = flat(values)

@@ -11,7 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
-from simulate.isa.matmul_hints import rule_of_hints
+from simulate.isa.matmul_hints import build_hint_rule
 from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
@@ -60,7 +60,9 @@ def nc_matmul(
     same_contraction(stationary, moving)
     if any(indirection.is_indirect(tile) for tile in (dst, stationary, moving)):
         indirect_operands(stationary, moving, is_transpose, tile_position)
-        dst, stationary, moving = (indirection.on_tensor_engine(tile) for tile in (dst, stationary, moving))
+        dst, stationary, moving = (
+            indirection.regroup_for_tensor_engine(tile) for tile in (dst, stationary, moving)
+        )
         indirection.check(hardware, Engine.tensor, dst, stationary)
         indirection.check_gather(hardware, moving)
     known_perf_mode(perf_mode)
@@ -121,14 +123,14 @@ def nc_matmul(
             streamed,
             fp32,
             is_transpose,
-            _loaded(stationary, tile_position, tile_size, is_transpose),
-            _cells(hardware, tile_position, tile_size),
+            _identify_stationary(stationary, tile_position, tile_size, is_transpose),
+            _list_cells(hardware, tile_position, tile_size),
         ),
         name=name,
         accumulate=Accumulate.overwrite if is_transpose else MODES[accumulate],
         propagate=carried,
         effects=SUMS_PRODUCTS,
-        value_rule=rule_of_hints(is_stationary_onezero, is_moving_onezero),
+        value_rule=build_hint_rule(is_stationary_onezero, is_moving_onezero),
         undocumented=rules.violations(
             *rules.flags(
                 is_stationary_onezero=is_stationary_onezero,
@@ -140,17 +142,29 @@ def nc_matmul(
     )
 
 
-def _loaded(
+def _identify_stationary(
     stationary: NkiTensor, position: tuple[int, ...], size: tuple[int, ...], is_transpose: bool
 ) -> tuple[int, ...] | None:
-    """Return how the stationary tile is read, and its position in the array."""
+    """Return position, size, shape and strides of the stationary tile as one tuple, by which the array holds it.
+
+    Two matmuls with equal tuples load the same tile in the same way. None for a transpose, whose tile is data, and for
+    a tile with a run-time address.
+    """
     if is_transpose or stationary.dynamic is not None:
         return None
     return (*(position or ()), *(size or ()), *stationary.shape, *stationary.strides)
 
 
-def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the cells of the array that a tile of it takes, numbered row by row; none for the whole array."""
+def _list_cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the numbers of the array's cells that a tile of the array takes, row by row; empty for the whole array.
+
+    A cell is as large as the chip's smallest tile of the array.
+
+    Args:
+        hardware: Record of the chip.
+        position: (first row, first column) of the tile; empty for (0, 0).
+        size: (rows, columns) of the tile; empty for the whole array.
+    """
     edge, side = min(hardware.matmul_tile_sizes), hardware.contraction_max
     if not size or min(size) >= side:
         return ()
@@ -163,7 +177,10 @@ def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...])
 
 
 def same_contraction(stationary: NkiTensor, moving: NkiTensor) -> None:
-    """Refuse operands of different contractions, and name the operand whose layout is transposed if there is one."""
+    """Raise RuleViolation if stationary and moving have different numbers of partitions, the contraction dim.
+
+    The message says which operand seems to be transposed, if its free size equals the other one's partitions.
+    """
     rows, moving_rows = stationary.shape[0], moving.shape[0]
     if rows == moving_rows:
         return
@@ -172,15 +189,15 @@ def same_contraction(stationary: NkiTensor, moving: NkiTensor) -> None:
     hint = "slice both operands to the same rows of the contraction"
     if stationary.free_size == moving_rows:
         seen += f"; stationary ({rows}, {moving_rows}) has the layout [M, K]"
-        hint = _transposed("stationary", stationary)
+        hint = _hint_transpose("stationary", stationary)
     elif moving.free_size == rows:
         seen += f"; moving ({moving_rows}, {rows}) has the layout [N, K]"
-        hint = _transposed("moving", moving)
+        hint = _hint_transpose("moving", moving)
     raise RuleViolation(rules.same_partitions, seen, limit, hint)
 
 
-def _transposed(operand: str, tile: NkiTensor) -> str:
-    """Return how to transpose an operand of a matmul, on chip or while it is loaded."""
+def _hint_transpose(operand: str, tile: NkiTensor) -> str:
+    """Return the hint that says how to transpose an operand of a matmul, on chip or while it is loaded."""
     shape = f"({tile.free_size}, {tile.shape[0]})"
     return (
         f"transpose {operand}: nisa.nc_transpose(dst=t, data={operand}) with t {shape} {tile.dtype} in PSUM, then "
@@ -308,12 +325,19 @@ def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
             inside_one_bank,
             f"bytes {start} to {end + width - 1} of each partition",
             limit=f"one bank of {bank} bytes on {hardware.name}",
-            hint=_inside_a_bank(start // width, end // width + 1, bank // width, str(dst.dtype)),
+            hint=_hint_banks(start // width, end // width + 1, bank // width, str(dst.dtype)),
         )
 
 
-def _inside_a_bank(first: int, end: int, bank: int, dtype: str) -> str:
-    """Return a hint to write elements first to end-1 of a partition by results inside banks of so many elements."""
+def _hint_banks(first: int, end: int, bank: int, dtype: str) -> str:
+    """Return the hint that says how to write elements first to end - 1 of a partition inside PSUM banks.
+
+    Args:
+        first: First element of the result within its partition.
+        end: End of the result.
+        bank: Elements of a bank.
+        dtype: Name of the dtype, for the text.
+    """
     if end - first > bank:
         return f"write at most {bank} {dtype} per matmul, from element 0, {bank}, … of the partition on"
     border = -(-(first + 1) // bank) * bank

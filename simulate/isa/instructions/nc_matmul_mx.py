@@ -65,7 +65,7 @@ def nc_matmul_mx(
         rules.dtype_among(operand, tile, *_OPERANDS)
         mx.whole_quadrants(hardware, operand, tile)
     rules.same_partitions("stationary", stationary, "moving", moving)
-    dst = indirection.on_tensor_engine(dst)
+    dst = indirection.regroup_for_tensor_engine(dst)
     indirection.check(hardware, Engine.tensor, dst, stationary)
     columns, streamed = stationary.free_size, moving.free_size
     stationary_fits(hardware, columns)
@@ -78,13 +78,13 @@ def nc_matmul_mx(
     if tile_position is not None or tile_size is not None:
         row_tile(hardware, stationary.shape[0], tile_position, tile_size)
     accumulate_is_tristate(accumulate)
-    stationary_rows = mx.scale_rows(hardware, stationary_scale, stationary, columns)
-    moving_rows = mx.scale_rows(hardware, moving_scale, moving, streamed)
+    stationary_rows = mx.slice_scale_rows(hardware, stationary_scale, stationary, columns)
+    moving_rows = mx.slice_scale_rows(hardware, moving_scale, moving, streamed)
 
     def compute(weights: np.ndarray, rows: np.ndarray, *scales: np.ndarray) -> tuple[np.ndarray]:
         quadrants = len(stationary_rows)
-        left = _dequantized(weights, stationary.dtype, mx.scale_bytes(scales[:quadrants]))
-        right = _dequantized(rows, moving.dtype, mx.scale_bytes(scales[quadrants:]))
+        left = _dequantize(weights, stationary.dtype, mx.read_exponents(scales[:quadrants]))
+        right = _dequantize(rows, moving.dtype, mx.read_exponents(scales[quadrants:]))
         return (left.T @ right,)
 
     return Plan(
@@ -101,15 +101,21 @@ def nc_matmul_mx(
     )
 
 
-def _dequantized(packed: np.ndarray, dtype: DType, biased: np.ndarray) -> np.ndarray:
-    """Return the values of an operand as float32, one row per partition and packed value, scales applied."""
-    values = unpacked(flat(packed), dtype)
-    values *= np.repeat(mx.scale_values(biased), mx.GROUP_PARTITIONS, axis=0)[..., None]
+def _dequantize(packed: np.ndarray, dtype: DType, biased: np.ndarray) -> np.ndarray:
+    """Return an operand's values times their scales as float32 (4 * partitions, columns), four rows per partition.
+
+    Args:
+        packed: The operand, whose elements pack four values.
+        dtype: Its x4 dtype.
+        biased: Biased exponents of the scales, (groups of 8 partitions, columns).
+    """
+    values = unpack_values(flat(packed), dtype)
+    values *= np.repeat(mx.decode_exponents(biased), mx.GROUP_PARTITIONS, axis=0)[..., None]
     return values.transpose(0, 2, 1).reshape(-1, values.shape[1])
 
 
-def unpacked(packed: np.ndarray, dtype: DType) -> np.ndarray:
-    """Return the four float32 values of every x4 element, in a new last dim."""
+def unpack_values(packed: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return the four values of every x4 element as float32, in a new last dim of size 4."""
     if dtype == "float4_e2m1fn_x4":
         nibbles = packed[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
         return _FP4_VALUES[nibbles & 0xF]
@@ -119,7 +125,7 @@ def unpacked(packed: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 def data_is_not_indirect(*tiles: NkiTensor) -> None:
-    """Refuse gathered data and scales, whose lists of offsets would run through the quadrants of the scales."""
+    """Raise Unsupported if a tile is a view by .indirect, whose lists of offsets run through quadrants of scales."""
     if any(isinstance(tile, NkiTensor) and indirection.is_indirect(tile) for tile in tiles):
         raise Unsupported(
             "NKW-UNSUPPORTED",

@@ -89,7 +89,10 @@ def _transposed(values: np.ndarray) -> tuple[np.ndarray]:
 
 
 def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
-    """Compute data.T @ identity: sums of one element times 1 and the other elements of its row times 0, from 0 on."""
+    """Return the transposed values (elements per partition, partitions) as gen2 computes them, times an identity.
+
+    So -0 becomes 0, and a NaN or infinity turns the other elements of its row of the result into NaN (0 * inf).
+    """
     rows = flat(values).T
     product = rows + np.float32(0)
     if rows.shape[1] == 1:

@@ -47,7 +47,7 @@ def quantize_mx(
     four_to_one(dst, src)
     columns = dst.free_size
     mx.check_scale(hardware, "dst_scale", dst_scale, src, columns)
-    scales = mx.scale_rows(hardware, dst_scale, src, columns)
+    scales = mx.slice_scale_rows(hardware, dst_scale, src, columns)
     largest, element = _LARGEST_EXPONENT[dst.dtype], _VALUES_OF[dst.dtype]
 
     def compute(data: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -57,13 +57,13 @@ def quantize_mx(
         biased = np.where(amax == 0, 0, np.maximum(exponents + mx.SCALE_BIAS, 0))
         biased[~np.isfinite(amax)] = mx.SCALE_NAN
         # Powers of two, so that the quotient is exact; NaN where the scale is.
-        scaled = groups / mx.scale_values(biased)[:, None, :, None]
+        scaled = groups / mx.decode_exponents(biased)[:, None, :, None]
         packed = (
             np.ascontiguousarray(from_float32(scaled, element))
             .view(np.uint8)
             .reshape(-1, mx.PACKED * columns)
         )
-        stored = mx.stored_scale(biased, dst_scale.dtype)
+        stored = mx.encode_scales(biased, dst_scale.dtype)
         return packed.view("<u4"), *np.split(stored, len(scales), axis=0)
 
     return Plan(

@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import broadcast, costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import draw, vector_generator
+from simulate.isa.generators import choose_vector_generator, draw
 from simulate.isa.plan import DRAWS, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import random
@@ -40,17 +40,17 @@ def rand2(
     rules.check_tile(hardware, "dst", dst)
     rules.dtype_among("dst", dst, *_DTYPES)
     reads = (
-        *broadcast.operand_tiles(hardware, "min", min, dst, "float32"),
-        *broadcast.operand_tiles(hardware, "max", max, dst, "float32"),
+        *broadcast.check_operand(hardware, "min", min, dst, "float32"),
+        *broadcast.check_operand(hardware, "max", max, dst, "float32"),
     )
     if not isinstance(min, NkiTensor) and not isinstance(max, NkiTensor):
         range_not_empty(np.float32(min), np.float32(max))
-    generator = vector_generator(hardware)
+    generator = choose_vector_generator(hardware)
 
     def compute(state: np.ndarray, *bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         operand = iter(bounds)
         low, high = (
-            np.asarray(broadcast.broadcast_value(bound, operand, 2), np.float64) for bound in (min, max)
+            np.asarray(broadcast.take_broadcast_value(bound, operand, 2), np.float64) for bound in (min, max)
         )
         range_not_empty(low, high)
         words, state = draw(generator, state, dst)

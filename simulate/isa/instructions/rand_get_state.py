@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import names_engine, state_words, stateful
+from simulate.isa.generators import choose_state_engine, names_engine, state_words
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -27,7 +27,7 @@ def rand_get_state(
     """
     rules.check_tile(hardware, "dst", dst)
     requested = engine
-    engine, generator = stateful(hardware, engine)
+    engine, generator = choose_state_engine(hardware, engine)
     rules.gpsimd_stays_in_sbuf(engine, dst=dst)
     state_into_psum(hardware, dst)
     state_words("dst", dst, engine)

@@ -8,7 +8,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import names_engine, state_words, stateful
+from simulate.isa.generators import choose_state_engine, names_engine, state_words
 from simulate.isa.plan import SEEDS, Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -26,7 +26,7 @@ def rand_set_state(
     """
     rules.check_tile(hardware, "src_seeds", src_seeds, MemoryRegion.sbuf)
     requested = engine
-    engine, generator = stateful(hardware, engine)
+    engine, generator = choose_state_engine(hardware, engine)
     state_words("src_seeds", src_seeds, engine)
 
     def compute(state: np.ndarray, words: np.ndarray) -> tuple[np.ndarray]:

@@ -82,7 +82,10 @@ def _plan(
 
 
 def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
-    """Return a function that makes a word of a register of an element of a dtype."""
+    """Return a function from an array of one element of `dtype` to a register's word: int32, or int64 for int64.
+
+    32-bit dtypes keep their bits; narrower integers keep their value, and narrower floats their bits, zero-extended.
+    """
     if dtype == "int64":
         return unchanged
     bits, word = _bits(dtype)
@@ -93,7 +96,7 @@ def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
 
 
 def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
-    """Return a function that makes an element of a dtype of a word of a register."""
+    """Return a function that converts a register's word to one element of `dtype`, from the word's lowest bits."""
     if dtype == "int64":
         return unchanged
     bits, word = _bits(dtype)
@@ -103,12 +106,16 @@ def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
 
 
 def _bits(dtype: DType) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return the chip's dtype of an element, where the host may keep float32, and the unsigned integer of its width."""
+    """Return the storage dtype of an element on the chip, where the host may keep float32, and an equally wide uint."""
     return as_dtype(str(dtype)).storage, np.dtype(f"u{dtype.itemsize}")
 
 
 def immediate(value: Any, bits: int = 32) -> int:
-    """Return a number as the word of a register of so many bits, two's complement."""
+    """Return a number as a signed integer of `bits` bits with the same bit pattern; unsigned numbers wrap around.
+
+    Raises:
+        RuleViolation: The value is no integer, or has more bits.
+    """
     half = 2 ** (bits - 1)
     try:
         number = operator.index(value)

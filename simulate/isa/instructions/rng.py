@@ -8,7 +8,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import draw, names_engine, vector_generator
+from simulate.isa.generators import choose_vector_generator, draw, names_engine
 from simulate.isa.plan import DRAWS, Domain, Plan, State
 from simulate.memory import NkiTensor
 
@@ -33,7 +33,7 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
     rules.engine_can(engine, Engine.vector, *((Engine.gpsimd,) if hardware.gpsimd_random else ()))
     rules.gpsimd_stays_in_sbuf(engine, dst=dst)
     element = dst.dtype.storage
-    generator = vector_generator(hardware) if engine is Engine.vector else State.gpsimd_xorwow
+    generator = choose_vector_generator(hardware) if engine is Engine.vector else State.gpsimd_xorwow
 
     def compute(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         words, state = draw(generator, state, dst)

@@ -55,7 +55,7 @@ def select_reduce(
     rules.same_elements("on_true", on_true, "predicate", predicate)
     rules.same_elements("dst", dst, "on_true", on_true)
     rules.at_most_one_in_psum("on_true", on_true, "predicate", predicate)
-    reads = (predicate, on_true, *broadcast.operand_tiles(hardware, "on_false", on_false, on_true))
+    reads = (predicate, on_true, *broadcast.check_operand(hardware, "on_false", on_false, on_true))
     maximum = alu_operator(reduce_op)
     accumulator.reduction_among(maximum, "maximum")
     accumulator.command_among(reduce_cmd, *_COMMANDS)
@@ -67,7 +67,7 @@ def select_reduce(
         chosen = next(operand) != 0
         values = next(operand)
         chosen = chosen.reshape(values.shape)
-        other = broadcast.broadcast_value(on_false, operand, values.ndim)
+        other = broadcast.take_broadcast_value(on_false, operand, values.ndim)
         result = np.where(~chosen if reverse_pred else chosen, values, other)
         updated = accumulator.accumulate(registers, reduce_cmd, maximum, result)
         return accumulator.collect_results(result, updated, reduce_res)

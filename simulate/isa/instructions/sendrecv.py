@@ -55,7 +55,7 @@ def sendrecv(
         fits_gpsimd(src)
 
     def exchange(operands: list[list[Any]]) -> list[list[Any]]:
-        return [[_copied(operands[1][0])], [_copied(operands[0][0])]]
+        return [[_copy_values(operands[1][0])], [_copy_values(operands[0][0])]]
 
     def admits(core: int) -> None:
         names_the_other_core(send_to_rank, core)
@@ -88,8 +88,8 @@ def sendrecv(
     )
 
 
-def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
-    """Return a copy: the core that goes on first may overwrite its src before the other core has taken it."""
+def _copy_values(values: np.ndarray | Masked) -> np.ndarray | Masked:
+    """Return a copy of a member's values, because its core may overwrite src before the other core has taken it."""
     if isinstance(values, Masked):
         return Masked(values.values.copy(), values.chosen.copy())
     return values.copy()

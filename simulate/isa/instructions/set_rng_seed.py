@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import vector_generator
+from simulate.isa.generators import choose_vector_generator
 from simulate.isa.plan import SEEDS, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import random
@@ -26,7 +26,7 @@ def set_rng_seed(hardware: Hardware, src_seeds: NkiTensor, name: str | None = No
     """
     rules.check_tile(hardware, "src_seeds", src_seeds)
     one_word(src_seeds)
-    generator = vector_generator(hardware)
+    generator = choose_vector_generator(hardware)
 
     def compute(state: np.ndarray, seed: np.ndarray) -> tuple[np.ndarray]:
         return (random.spread_seed(int(seed.view(np.uint32).reshape(-1)[0]), *state.shape),)

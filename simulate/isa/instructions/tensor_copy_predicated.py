@@ -8,7 +8,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.immediates import float32_number
+from simulate.isa.immediates import parse_float32
 from simulate.isa.plan import Domain, Masked, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import from_float32
@@ -50,7 +50,7 @@ def tensor_copy_predicated(
         reads: tuple[NkiTensor, ...] = (predicate, src)
         number = predicated_pace(src, predicate)
     else:
-        constant = from_float32(np.full(1, float32_number("src", src)), dst.dtype)
+        constant = from_float32(np.full(1, parse_float32("src", src)), dst.dtype)
         reads, number = (predicate,), None
 
     def compute(chosen: np.ndarray, *source: np.ndarray) -> tuple[Masked]:
@@ -71,7 +71,10 @@ def tensor_copy_predicated(
 
 
 def predicated_pace(data: NkiTensor, predicate: NkiTensor) -> str | None:
-    """Return the number that paces a stream of data beside a stream of predicates, which share a port in SBUF."""
+    """Return the field of the hardware record that paces an instruction with a predicate, for `costs.vector`.
+
+    None, one element per cycle, if data or predicate is in PSUM; in SBUF both share a port.
+    """
     if data.buffer is MemoryRegion.psum or predicate.buffer is MemoryRegion.psum:
         return None
     return "vector_copy_predicated_sbuf_cycles_per_element"

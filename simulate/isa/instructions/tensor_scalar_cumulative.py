@@ -65,17 +65,19 @@ def tensor_scalar_cumulative(
     accumulator.reduction_among(scan_operator, *_SCANS)
     accumulator.command_among(reduce_cmd, *_COMMANDS)
     accumulator.initial_with_load_only("imm1", imm1 is not None, reduce_cmd)
-    reads = (src, *broadcast.operand_tiles(hardware, "imm0", imm0, src, "float32"))
+    reads = (src, *broadcast.check_operand(hardware, "imm0", imm0, src, "float32"))
     if imm1 is not None:
-        reads += broadcast.operand_tiles(hardware, "imm1", imm1, src, "float32")
+        reads += broadcast.check_operand(hardware, "imm1", imm1, src, "float32")
     scan = _SCANS[scan_operator.name]
     alternates = scan_operator.name == "subtract"
 
     def compute(registers: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         operand = iter(operands)
         values = next(operand)
-        elements = flat(map_operator.function(values, broadcast.broadcast_value(imm0, operand, values.ndim)))
-        initial = broadcast.broadcast_value(imm1, operand, 2) if imm1 is not None else np.float32(0)
+        elements = flat(
+            map_operator.function(values, broadcast.take_broadcast_value(imm0, operand, values.ndim))
+        )
+        initial = broadcast.take_broadcast_value(imm1, operand, 2) if imm1 is not None else np.float32(0)
         rows = elements.shape[0]
         start = accumulator.start_registers(registers, rows, reduce_cmd, scan_operator, initial)
         steps = np.concatenate((start, elements), axis=1, dtype=np.float32)

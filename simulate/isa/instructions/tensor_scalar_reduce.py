@@ -61,7 +61,7 @@ def tensor_scalar_reduce(
     first = stage(hardware, 0, operator, operand0, False, data)
     reads = (data, *first.reads)
     if reduce_init is not None:
-        reads += broadcast.operand_tiles(hardware, "reduce_init", reduce_init, data, "float32")
+        reads += broadcast.check_operand(hardware, "reduce_init", reduce_init, data, "float32")
     if reduce_res is not None:
         accumulator.check_result(hardware, reduce_res, data)
 
@@ -69,7 +69,9 @@ def tensor_scalar_reduce(
         operand = iter(operands)
         result = first.apply(next(operand), operand)
         initial = (
-            broadcast.broadcast_value(reduce_init, operand, 2) if reduce_init is not None else np.float32(0)
+            broadcast.take_broadcast_value(reduce_init, operand, 2)
+            if reduce_init is not None
+            else np.float32(0)
         )
         updated = accumulator.accumulate(registers, reduce_cmd, reduction, result, initial)
         if reduce_res is None:

@@ -49,12 +49,12 @@ def tensor_tensor_scan(
     for operand, operator in (("op0", first), ("op1", second)):
         rules.binary(operand, operator)
         broadcast.arithmetic_on_vector(hardware, operand, operator)
-    reads = (data0, data1, *broadcast.operand_tiles(hardware, "initial", initial, data0))
+    reads = (data0, data1, *broadcast.check_operand(hardware, "initial", initial, data0))
 
     def compute(*operands: np.ndarray) -> tuple[np.ndarray]:
         operand = iter(operands)
         rows0, rows1 = flat(next(operand)), flat(next(operand))
-        state = np.broadcast_to(broadcast.broadcast_value(initial, operand, 1), (rows0.shape[0],))
+        state = np.broadcast_to(broadcast.take_broadcast_value(initial, operand, 1), (rows0.shape[0],))
         # One contiguous row per step instead of one strided column.
         left, right = np.ascontiguousarray(rows0.T), np.ascontiguousarray(rows1.T)
         states = np.empty(left.shape, np.float32)

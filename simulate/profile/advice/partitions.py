@@ -13,7 +13,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, dma_costs
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import PLAIN, Cost, Phase
-from simulate.isa.shapes import contiguous_bytes
+from simulate.isa.shapes import count_contiguous_bytes
 from simulate.profile.advice.edits import Edit, Uses, collect_uses, find_trigger_engine
 from simulate.run.stream import Stream
 
@@ -127,7 +127,7 @@ def _spread_dma(stream: Stream, event: int, factor: int, hardware: Hardware) -> 
     if dma.trigger_ns != hardware.dma_static_trigger_ns:
         return template.plan.cost
     is_load = not stream.tensors[stream.tensors_of(event)[0]].buffer.on_chip
-    piece_bytes = min(map(contiguous_bytes, template.operands)) // factor
+    piece_bytes = min(map(count_contiguous_bytes, template.operands)) // factor
     return dma_costs.dma(
         hardware,
         find_trigger_engine(stream, event),

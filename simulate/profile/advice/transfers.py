@@ -15,7 +15,7 @@ from simulate.hardware import Hardware
 from simulate.isa import dma_costs
 from simulate.isa.enums import DgeMode
 from simulate.isa.plan import Cost, DmaCost
-from simulate.isa.shapes import contiguous_bytes
+from simulate.isa.shapes import count_contiguous_bytes
 from simulate.isa.template import READ
 from simulate.memory import MemoryRegion
 from simulate.profile.advice.edits import (
@@ -138,12 +138,12 @@ def _compute_merged_cost(stream: Stream, hardware: Hardware, members: Sequence[i
         loads: Whether they load from HBM; else they store to it.
     """
     template, hbm_operand = stream.template(members[0]), 0 if loads else 1
-    cost, piece_bytes = template.plan.cost, [min(map(contiguous_bytes, template.operands))]
+    cost, piece_bytes = template.plan.cost, [min(map(count_contiguous_bytes, template.operands))]
     boxes = [stream.template(event).boxes[hbm_operand] for event in members]
     if not _is_static(hardware, cost):
         return replace(cost, dma=join_dma_costs([_get_dma_cost(stream, event) for event in members]))
     if all(box[1:3] == next_box[1:3] and box[4] == next_box[3] for box, next_box in pairwise(boxes)):
-        piece_bytes = [min(map(contiguous_bytes, stream.template(event).operands)) for event in members]
+        piece_bytes = [min(map(count_contiguous_bytes, stream.template(event).operands)) for event in members]
     row_bytes = stream.tensors[stream.tensors_of(members[0])[hbm_operand]].row_bytes
     num_bytes = sum(_get_dma_cost(stream, event).bytes for event in members)
     trigger = find_trigger_engine(stream, members[0])
