@@ -1,4 +1,4 @@
-"""Count the work of Python code without a clock: executed bytecodes, and comparisons of names."""
+"""Counts the work of Python code without a clock: executed bytecodes, and comparisons of strings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def count_bytecodes(action: Callable[[], object]) -> int:
-    """Return how many bytecodes a call executes, those of all functions that it calls included."""
+    """Return how many bytecodes a call executes, including those of all Python functions that it calls."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -28,7 +28,7 @@ def count_bytecodes(action: Callable[[], object]) -> int:
 
 
 class CountedName(str):
-    """A text that counts comparisons with other texts, for work that numpy and Python do in C."""
+    """A string that counts its comparisons with other strings, for work that NumPy and Python do in C."""
 
     comparisons = 0
 

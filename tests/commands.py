@@ -1,4 +1,4 @@
-"""Commands that run inside the process of a test, in place of a new interpreter."""
+"""Runs a command inside the process of a test, instead of in a new interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests: garbage collection, environment variables, and a small trained model."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OURS = ("NKI_", "NKW_", "NEURON_")
 
 
 def pytest_collection_finish() -> None:
-    """Limit garbage collection to objects of tests from now on."""
+    """Turn garbage collection on, without the objects that exist already, which makes it faster during tests."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """Restore the environment after each test: commands choose the chip and the way of replay there."""
+    """Restore variables such as NKW_* after each test, because commands set the chip and the kind of replay there."""
     before = {name: value for name, value in os.environ.items() if name.startswith(_OURS)}
     yield
     for name in [name for name in os.environ if name.startswith(_OURS)]:
@@ -38,7 +38,7 @@ def environment_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
-    """Return the folder of the smallest trained Llama, 260,032 parameters, which the repository lacks."""
+    """Return the folder of the smallest trained Llama, 260,032 parameters; skip the test if it is not available."""
     shared_folder = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
     folder = Path(os.environ.get(STORIES260K) or shared_folder)
     if not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Cases of a test that `make test` leaves to `make deep`."""
+"""Marks cases of a test as `deep`: `make test` leaves them out, and `make deep` runs them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 
 
 def deep_except(cases: Iterable[Any], kept: int | Container[Any]) -> list[Any]:
-    """Return the cases of a test, marked `deep` but for those that `make test` runs too.
+    """Return the cases of a test, all marked `deep` except those that `make test` runs too.
 
     Args:
-        cases: arguments of `pytest.mark.parametrize`; a tuple holds the values of several parameters.
-        kept: the cases that keep their marks, or a number n that keeps every n-th case, beginning with the first.
+        cases: Arguments of `pytest.mark.parametrize`; a tuple has the values of several parameters.
+        kept: The cases that stay unmarked, or a number n that leaves every n-th case unmarked, beginning with the
+            first.
     """
     marked = []
     for number, case in enumerate(cases):

@@ -1,4 +1,4 @@
-"""Processes of a test that take SIGINT as a user's do."""
+"""Starts and interrupts processes that react to SIGINT as they do in a user's terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def remove_progress(errors: str) -> str:
-    """Return what a command wrote to stderr without lines of progress, which appear on a loaded machine alone."""
+    """Return stderr text without lines of progress, which only appear if a command takes long."""
     return _PROGRESS.sub("", errors)
 
 
 def started(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start Python with these words in the top folder, with its output in pipes.
+    """Start Python with these arguments in the top folder of the repository, with its output in pipes.
 
-    A shell may have told its background jobs to ignore SIGINT, and children inherit that; this one has the default.
+    The process has the default handling of SIGINT, because a shell may have told background jobs to ignore it.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -37,7 +37,7 @@ def started(*words: str, environment: dict[str, str] | None = None) -> subproces
 
 
 def stopped(running: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
-    """Send a signal to a process after it prints the line `ready`; return its status and stderr."""
+    """Send a signal to a process once it has printed the line `ready`, and return its exit status and its stderr."""
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     running.send_signal(number)

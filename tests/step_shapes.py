@@ -1,4 +1,4 @@
-"""Shapes of steps for tests: sizes alone, or those of a model's step."""
+"""Shapes of model steps for tests, which have sizes only or copy the other fields of a model's step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model.layers.launch import Phase, StepShape
 def decode_shape(
     sequences: int, new_tokens: int, cache_length: int, model_step: StepShape = SIZES_ONLY
 ) -> StepShape:
-    """Return the step in which sequences decode."""
+    """Return the shape of a decode step; fields other than the sizes are those of `model_step`."""
     return model_step.with_sizes(Phase.decode, sequences, new_tokens, cache_length)
 
 
@@ -21,5 +21,8 @@ def prompt_shape(
     decoding: StepShape | None = None,
     model_step: StepShape = SIZES_ONLY,
 ) -> StepShape:
-    """Return the step of prompts, and of the sequences that decode with them."""
+    """Return the shape of a step with prompts, and with decoding sequences if `decoding` is given.
+
+    Fields other than the sizes are those of `model_step`.
+    """
     return model_step.with_sizes(Phase.prefill, sequences, tokens, cache_length, prefix, decoding)

@@ -1,4 +1,4 @@
-"""A bundle, and environments that have nothing but Python, numpy, the simulator and a package made of it."""
+"""Fixtures for tests of bundles: a bundle, and Python environments that have only a few packages."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def carried(bundle: Path, tmp_path: Path) -> Path:
-    """Copy the bundle, as it arrives on an instance, and return the copy's folder."""
+    """Copy the bundle to a temporary folder, as it would be on an instance, and return the copy's folder."""
     return Path(shutil.copytree(bundle, tmp_path / "carried"))
 
 
 def wheel(folder: Path, package: str, version: str, fault: dict[str, Any] | None = None) -> Path:
-    """Build a wheel of a package of `vendor/`, with what is wrong with it."""
+    """Build a wheel of a package in `vendor/`, with the stated faults written into it, and return its path."""
     files = {f"{package}/__init__.py": (VENDOR / package / "__init__.py").read_bytes()}
     if fault is not None:
         files[f"{package}/fault.json"] = json.dumps(fault).encode()
@@ -91,14 +91,14 @@ def bare_environment(folder: Path, built: Path, *packages: Path) -> Path:
 
 @dataclass
 class Instance:
-    """A machine with a Neuron SDK, as far as run.py sees it: its Pythons, and tools on its path."""
+    """A machine with a Neuron SDK, as run.py sees it: Python interpreters, and command-line tools on its path."""
 
     python: Path
     nrtpy: Path
     tools: Path
 
     def run(self, folder: Path, *words: str, on_device: bool = False) -> subprocess.CompletedProcess[str]:
-        """Run run.py of a bundle; `on_device`: times are taken by nrtpy."""
+        """Run run.py of a bundle and return the finished process; with `on_device`, nrtpy takes the times."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -118,7 +118,7 @@ class Instance:
         )
 
     def tool(self, name: str, script: str) -> None:
-        """Put a tool on the path of the machine."""
+        """Write an executable script with a name to a folder on the machine's path."""
         path = self.tools / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Processes on cores that compute by the simulator and refuse what the vendor's documentation does not allow."""
+"""Fixtures for tests of devices: cores that compute by the simulator and refuse what the vendor does not document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ FRAMEWORKS: dict[str, tuple[Any, dict[str, str]]] = {
 
 @pytest.fixture
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Core]:
-    """Return `on(framework, ranks=1)`, which makes a core of this process, reached by `native` or `xla`."""
+    """Return `on(framework, ranks=1)`, which installs a simulated core in this process.
+
+    framework: "native" or "xla", through which the core is reached.
+    """
 
     def installed(framework: str, ranks: int = 1) -> Core:
         make, versions = FRAMEWORKS[framework]

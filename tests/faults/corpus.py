@@ -1,6 +1,7 @@
-"""The corpus of wrong kernels, each with a switch that heals it and with its stored report (see README.md).
+"""Access to the corpus of wrong kernels (see README.md).
 
-`python -m tests.faults.corpus` writes the reports anew and prints how many kernels each class has.
+A wrong kernel has one fault, a switch that repairs it, and a stored report. `python -m tests.faults.corpus` writes
+all reports again and prints the number of kernels in each class.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PARSED = Level.resolve("0.6")
 
 
 def load(path: Path) -> ModuleType:
-    """Import the module of one file, executed anew."""
+    """Import a file as a new module, without reusing an earlier import."""
     simulate.install("simulate")
     spec = importlib.util.spec_from_file_location(f"fault_{path.parent.name}_{path.stem}", path)
     assert spec is not None and spec.loader is not None
@@ -43,7 +44,7 @@ def load(path: Path) -> ModuleType:
 
 @dataclass(frozen=True)
 class Fault:
-    """One wrong kernel: a file of its own, or a row of a table."""
+    """One wrong kernel: a file, or one row of a table of faults."""
 
     fault_class: str
     name: str
@@ -51,7 +52,7 @@ class Fault:
     row: Program | None = None
 
     def program(self) -> Program:
-        """Return the launch; a file is imported anew each time, so its module has no state of an earlier launch."""
+        """Return the fault's launch; its file is imported again each time, so no state of an earlier launch remains."""
         if self.row is not None:
             return self.row
         module = load(self.path)
@@ -71,7 +72,7 @@ class Fault:
         )
 
     def blamed_line(self) -> int:
-        """Return the number of the one line that is marked."""
+        """Return the number of the one line that is marked as the fault."""
         lines, first = self.path.read_text().splitlines(), 1
         if self.row is not None:
             lines, first = inspect.getsourcelines(self.row.kernel)
@@ -80,9 +81,9 @@ class Fault:
         return marked[0]
 
     def report(self, findings: list[Finding]) -> str:
-        """Return the report as it is stored: with the name of the file and without its folder.
+        """Return findings as text as it is stored: file names without folders.
 
-        A table's lines move with every row above them, so their numbers are counted from the blamed line.
+        For a row of a table, line numbers are counted from the marked line, so that earlier rows do not change them.
         """
         tail = re.escape(f"{self.path.parent.name}/{self.path.name}")
         text = re.sub(rf"[^\s(]*{tail}", self.path.name, format_text(findings))
@@ -97,12 +98,16 @@ class Fault:
         return re.sub(rf"{re.escape(self.path.name)}:(\d+)", relative, text)
 
     def stored(self) -> str:
-        """Return the stored report, which the wrong kernel has to get."""
+        """Return the stored report, which the wrong kernel must get."""
         text = self.path.with_suffix(".txt").read_text()
         return text if self.row is None else reports(text)[self.name]
 
     def run(self, sick: bool) -> tuple[list[Finding], list[Any]]:
-        """Return the findings, and the outputs of every rank if the kernel ran to its end."""
+        """Launch the wrong kernel if `sick`, else the repaired one.
+
+        Returns:
+            The findings; and the outputs of each rank, an empty list if the kernel did not run to its end.
+        """
         program = self.program()
         findings: list[Finding] = []
         if not program.switched:
@@ -125,7 +130,7 @@ class Fault:
 
 
 def reports(stored: str) -> dict[str, str]:
-    """Return the reports of a table by the names of its rows."""
+    """Return the reports in a table's stored text, by the names of its rows."""
     fields = _HEADING.split(stored)
     assert not fields[0]
     return dict(zip(fields[1::2], fields[2::2]))
@@ -143,7 +148,7 @@ FAULTS += [row for path in TABLES for row in _rows(path)]
 
 
 def same(outputs: list[Any], expected: list[Any]) -> bool:
-    """Return whether outputs equal those of numpy, bit for bit."""
+    """Return whether outputs equal the expected ones bit by bit."""
     pairs = zip(outputs, expected, strict=True)
     return all(
         all(map(np.array_equal, got, want)) if isinstance(want, tuple) else np.array_equal(got, want)
@@ -152,7 +157,7 @@ def same(outputs: list[Any], expected: list[Any]) -> bool:
 
 
 def main() -> None:
-    """Write all reports, and count the faults of each class."""
+    """Write all reports and print the number of faults in each class."""
     written: dict[Path, str] = {}
     for fault in FAULTS:
         findings, _ = fault.run(sick=True)

@@ -1,4 +1,4 @@
-"""The launch of a fault, and the decorator that makes a kernel a row of a table."""
+"""Launches of faults, and the decorator that makes a kernel a row of a table of faults."""
 
 from __future__ import annotations
 

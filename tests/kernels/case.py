@@ -1,4 +1,6 @@
-"""Tables of kernel tests: a `KernelCase` says what a kernel is tried with, and `KernelTests` tries it.
+"""Tables of kernel tests: a `KernelCase` lists what a kernel is tried with, and `KernelTests` runs it.
+
+Settings are keyword arguments from which a case draws a kernel's arguments; a row of a table is one dict of settings.
 
 class TestRouter(KernelTests):
     case = KernelCase(
@@ -61,13 +63,19 @@ Settings = Mapping[str, Any]
 
 
 def vary(**settings: Any) -> list[Settings]:
-    """Return the product of settings: a list holds the values to try, anything else is the same throughout."""
+    """Return a row for each combination of settings.
+
+    A list has the values to try, anything else is the same in all rows.
+    """
     choices = [value if isinstance(value, list) else [value] for value in settings.values()]
     return [dict(zip(settings, chosen)) for chosen in product(*choices)]
 
 
 def together(names: str, *rows: Sequence[Any], **settings: Any) -> list[Settings]:
-    """Return the product of settings and of rows, which have a value for each of some names."""
+    """Return a row for each combination of settings and of `rows`, each of which has a value for each of some names.
+
+    names: setting names separated by spaces.
+    """
     return [{**dict(zip(names.split(), row)), **setting} for row in rows for setting in vary(**settings)]
 
 
@@ -77,19 +85,19 @@ MIXED_DTYPES = ((F32, BF16), (BF16, BF16), (BF16, F32))
 
 @dataclass(frozen=True)
 class Slow:
-    """A row of a table that takes more than a second or so."""
+    """A row of a table whose test takes more than about a second; `slow` creates it."""
 
     row: Any
 
 
 def slow(*rows: Any) -> list[Slow]:
-    """Mark rows that take more than a second or so."""
+    """Return rows marked as slow, whose tests take more than about a second."""
     return [Slow(row) for row in rows]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Settings that a kernel refuses with a message, and the settings of their twin, which it takes."""
+    """Settings that a kernel must refuse with a message, and nearly equal settings that it must accept."""
 
     message: str
     refused: Settings
@@ -98,21 +106,34 @@ class Refusal:
 
     @property
     def chips(self) -> Sequence[str]:
-        """Chips that have a logical core of so many physical ones; by default one is chosen."""
+        """Chips on which a logical core can have that many physical cores.
+
+        For one core, a chip is chosen by the row's index.
+        """
         return GEN3_ON[:1] if self.cores > 1 else ()
 
 
 def refuse(message: str, accepted: Settings | None = None, cores: int = 1, **changes: Any) -> Refusal:
-    """Return the refusal of changes to accepted settings; the twin is the case as it is drawn without settings."""
+    """Return the refusal of `accepted` settings with some changes.
+
+    The test checks that `accepted` alone is not refused.
+
+    Args:
+        message: Text of the refusal.
+        accepted: Settings that are accepted; the case's defaults if not given.
+        cores: Physical cores per rank.
+        **changes: Settings that are refused.
+    """
     accepted = accepted or {}
     return Refusal(message, {**accepted, **changes}, accepted, cores)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The last size that a kernel takes: one step before it is taken, its values are right, one behind is refused.
+    """The largest size that a kernel accepts.
 
-    A dry limit is planned and placed without computing numbers.
+    The test checks that the next smaller size is accepted, that values at the limit are right, and that the next
+    larger size is refused. A dry limit is only planned and scheduled, without values.
     """
 
     name: str
@@ -123,12 +144,21 @@ class Limit:
     dry: bool = False
 
     def settings_at(self, steps: int) -> Settings:
-        """Return the settings of a size some steps behind the last one."""
+        """Return the settings of a size that is some steps larger than the limit; negative steps are smaller."""
         return {**self.settings, self.name: self.last + steps * self.step}
 
 
 def limit(name: str, last: int, message: str, step: int = 1, dry: bool = False, **settings: Any) -> Limit:
-    """Return the limit of a setting, beside others."""
+    """Return the limit of a setting.
+
+    Args:
+        name: Name of the setting.
+        last: Largest accepted value.
+        message: Text of the refusal of the next value.
+        step: Difference of neighbouring values.
+        dry: Whether to leave out values.
+        **settings: Other settings.
+    """
     return Limit(name, last, message, settings, step, dry)
 
 
@@ -137,15 +167,15 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Undefined:
-    """Elements of arguments that are undefined, and what of the outputs their value may not reach.
+    """Elements of arguments that are undefined, and the parts of the outputs that must not depend on them.
 
     Attributes:
-        elements: Index of the elements by the name of their argument, or a function that finds it in the arguments.
+        elements: Index of the elements by the name of their argument, or a function that finds it from the arguments.
         settings: Settings of the launch.
-        value: Value of the elements.
-        rows: Rows of every output that the value may reach, and in the first output has to: a list for all outputs, or
-            a function that returns one for each.
-        kept: Returns what has to stay of the outputs; all of them by default.
+        value: Value written to the elements.
+        rows: Rows of every output that may depend on the value, and of the first output must; a list for all outputs,
+            or a function that returns one for each.
+        kept: Function that returns the parts of the outputs that must not change; all of them by default.
         chips: Chips to try; those of the case by default.
     """
 
@@ -157,14 +187,17 @@ class Undefined:
     chips: Sequence[str] = ()
 
     def poison(self, arguments: Arguments) -> dict[str, Any]:
-        """Return copies of arguments with the value in the elements."""
+        """Return copies of the arguments with the value written to the elements."""
         poisoned = dict(zip(arguments, copied(tuple(arguments.values()))))
         for name, index in self.elements.items():
             poisoned[name][index(arguments) if callable(index) else index] = self.value
         return poisoned
 
     def compare(self, arguments: Arguments, clean: Sequence[Any], reached: Sequence[Any]) -> None:
-        """Assert that the value reached its rows of the first output, and other rows of none."""
+        """Assert that the value changed its rows of the first output, and no other row of any output.
+
+        clean and reached: outputs without and with the value.
+        """
         for row in self.rows(arguments)[0] if callable(self.rows) else self.rows:
             assert not np.isfinite(reached[0][row].astype(F32)).all()
         rows = self.rows(arguments) if callable(self.rows) else [self.rows] * len(clean)
@@ -176,16 +209,16 @@ class Undefined:
 
 @dataclass(frozen=True)
 class Ranks:
-    """A launch whose arguments are cut over ranks, which returns what one rank returns for all of them.
+    """A launch whose arguments are divided over ranks, with the outputs of one rank that has all of them.
 
     Attributes:
-        count: Ranks.
-        axes: Axis by the name of each argument that is cut.
+        count: Number of ranks.
+        axes: Axis by the name of each argument that is divided.
         settings: Settings of the launch on one rank.
-        extra_arguments: Arguments that are given to ranks alone.
-        joined: Whether outputs are joined along the rows; otherwise every rank returns all of them.
-        alike: Whether ranks return the same bytes, also where sums are added in other orders.
-        seeds: Schedules of two physical cores of each rank that have to agree; 0 for one core.
+        extra_arguments: Arguments that only launches on several ranks get.
+        joined: Whether the ranks' outputs are joined along the rows; otherwise each rank returns all of them.
+        alike: Whether all ranks return the same bytes, even if sums are added in other orders.
+        seeds: Number of schedules of each rank's two physical cores that must agree; 0 for one core.
         chips: Chips to try; one by default.
     """
 
@@ -199,7 +232,7 @@ class Ranks:
     chips: Sequence[str] = ()
 
     def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
-        """Return the arguments of every rank."""
+        """Return the arguments of each rank."""
         group = ReplicaGroup([list(range(self.count))])
         all_arguments = {**arguments, "replica_group": group, **self.extra_arguments}
         slices = [
@@ -212,7 +245,7 @@ class Ranks:
         return [tuple((all_arguments | rank_slices)[name] for name in arguments) for rank_slices in slices]
 
     def join_outputs(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
-        """Return what stands for the outputs of one rank: joined ones, or those of every rank."""
+        """Return outputs to compare with those of one rank: the joined ones, or each rank's."""
         outputs = [as_tuple(output) for output in outputs]
         if self.joined:
             return [tuple(np.concatenate(shards) for shards in zip(*outputs))]
@@ -222,7 +255,7 @@ class Ranks:
 
 
 def exactly(outputs: Sequence[np.ndarray], reference: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Assert dtypes and values of the reference: the tolerance of kernels that move numbers."""
+    """Assert that dtypes and values equal the reference's; used as the tolerance of kernels that only move numbers."""
     for output, expected in zip(outputs, as_tuple(reference(*copied(arguments))), strict=True):
         assert output.dtype == expected.dtype and np.array_equal(output, expected, equal_nan=True)
 
@@ -275,10 +308,10 @@ class KernelCase:
     replays: bool = True
 
     def arguments(self, settings: Settings) -> dict[str, Any]:
-        """Draw the kernel's arguments by name.
+        """Return the kernel's arguments by name, drawn for some settings.
 
-        Arrays and functions replace the argument of their name; a function gets the drawn argument. Other settings go
-        to `draw` if it takes their name, and replace arguments if not.
+        An array or a function replaces the argument of its name; a function gets the drawn argument. Another setting
+        is passed to `draw` if `draw` has a parameter of its name, and replaces an argument otherwise.
         """
         names = inspect.signature(self.draw).parameters
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
@@ -297,12 +330,15 @@ class KernelCase:
         return {name: bound.arguments[name] for name in parameters}
 
     def compare(self, outputs: Any, arguments: Arguments) -> None:
-        """Assert that the outputs of a launch are within the tolerance."""
+        """Assert that the outputs of a launch are within the tolerance of the reference."""
         reference = self.reference or getattr(nki_kernels, f"{self.kernel.__name__}_reference")
         self.tolerance(as_tuple(outputs), reference, tuple(arguments.values()))
 
     def check(self, settings: Settings, target: str) -> None:
-        """Launch eagerly and by replay, and compare the values; a kernel that asks for the chip has to say so."""
+        """Launch a kernel eagerly and by replay, and compare the values with the reference.
+
+        Fails too if the kernel asks for the chip and the case has no `every_chip`, or the other way round.
+        """
         arguments = self.arguments(settings)
         with asking() as askers:
             if self.replays:
@@ -314,14 +350,14 @@ class KernelCase:
         assert not askers or self.every_chip, f"{sorted(askers)} ask for the chip: move cases to every_chip"
 
     def dry(self, settings: Settings, target: str) -> None:
-        """Plan and place a launch without computing numbers."""
+        """Plan and schedule a launch without computing values."""
         with undrawn():
             arguments = self.arguments(settings)
         world = simulate.World(target)
         world.launch(self.kernel, [(tuple(arguments.values()), {})], mode=simulate.Mode.dry)
 
     def run(self, arguments: Arguments, target: str = "trn2", cores: int = 1) -> tuple[Any, ...]:
-        """Return the outputs of an eager launch, which changes no other argument."""
+        """Return the outputs of an eager launch; assert that it changes no argument that the kernel does not update."""
         inputs, launches = copied(tuple(arguments.values())), []
         world = simulate.World(target, logical_core_size=cores)
 
@@ -341,7 +377,10 @@ class KernelCase:
 
 @contextmanager
 def asking() -> Iterator[set[tuple[str, str]]]:
-    """Collect the modules and functions that ask for the chip and are not of CHANGE_NO_VALUE."""
+    """Yield a set that collects the (module, function) pairs that ask for the chip.
+
+    Those of CHANGE_NO_VALUE are removed at the end of the block.
+    """
     askers, answer = set(), nisa.get_nc_version
 
     def get_nc_version() -> Any:
@@ -363,18 +402,18 @@ TABLES = "values every_chip refusals limits fits undefined two_cores two_sums ra
 
 
 class KernelTests:
-    """The tests of a `KernelCase`, of which a subclass has one in `case`."""
+    """The tests of a `KernelCase`, which each subclass has in `case`."""
 
     case: KernelCase
 
     def __init_subclass__(cls) -> None:
-        """Leave out the tests that the case has nothing for."""
+        """Remove the tests for which the case has no rows."""
         for name in TABLES:
             if not getattr(cls.case, name):
                 setattr(cls, f"test_{name}", None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a test once for each row of the case's table, and on the chips of the row."""
+        """Parametrise a test with the rows of the case's table, and with the chips of each row."""
         table, rows = metafunc.function.__name__.removeprefix("test_"), []
         for index, row in enumerate(getattr(self.case, table)):
             is_quick = table == "refusals" or index % QUICK == 0
@@ -389,7 +428,7 @@ class KernelTests:
         metafunc.parametrize(["row", "target"], rows)
 
     def chips(self, table: str, index: int) -> Sequence[str]:
-        """Return the chips of a row of a table."""
+        """Return the chips on which row `index` of a table runs."""
         if table in ("two_cores", "two_sums", "ranks"):
             return [TARGETS[1 + index % 2]]
         if table in ("limits", "fits"):

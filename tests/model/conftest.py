@@ -1,4 +1,4 @@
-"""Model folders written on the spot, and the transformers library as an oracle."""
+"""Fixtures for tests of models: folders with random models, the shipped model, and transformers as a reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Writer = Callable[..., Path]
 
 @pytest.fixture
 def write_model(tmp_path: Path) -> Writer:
-    """Return a writer of model folders: `write_model(seed=…, field=value, …)` leaves out a field of None."""
+    """Return `write_model(seed=0, field=value, ...)`, which writes a model's folder and returns its path.
+
+    A field that is None is left out of config.json.
+    """
 
     def write(seed: int = 0, dtype: Any = np.float32, name: str = "model", **changes: Any) -> Path:
         return write_folder(tmp_path / name, seed, dtype, **changes)
@@ -32,7 +35,7 @@ def write_model(tmp_path: Path) -> Writer:
 
 @pytest.fixture(scope="session")
 def random_weights() -> Callable[..., Weights]:
-    """Return `random_weights(seed=0, field=value, …)`: the weights of `write_model` for these arguments."""
+    """Return `random_weights(seed=0, field=value, ...)`: the weights that `write_model` writes for these arguments."""
     return lambda seed=0, **changes: folders.random_weights({**TINY, **changes}, seed)
 
 
@@ -50,7 +53,7 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def transformers_llama() -> ModuleType:
-    """Import transformers' Llama module."""
+    """Return transformers' Llama module; skip the test if transformers is not installed."""
     pytest.importorskip("torch", reason="torch is an extra of development (dev)")
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     from transformers.models.llama import modeling_llama
@@ -63,7 +66,7 @@ WAYS = {"eager": {"replay": False}, "replay": {}, "exact replay": {"exact": True
 
 @pytest.fixture(params=WAYS)
 def simulated(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], SimulatedDevice]]:
-    """Yield `simulated(target, ranks)`, which makes computing ranks; tests run once for each way of launching."""
+    """Yield `simulated(target, ranks)`, which creates simulated devices; each test runs eagerly and with replay."""
     devices: list[SimulatedDevice] = []
 
     def made(target: str, ranks: int) -> SimulatedDevice:

@@ -1,4 +1,4 @@
-"""An empty replay cache for every test of this folder."""
+"""Gives every test of this folder an empty replay cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulate.world import replaying
 
 @pytest.fixture(autouse=True)
 def cache() -> Iterator[ReplayCache]:
-    """Yield an empty replay cache, which the test's launches outside a World use."""
+    """Yield an empty replay cache, which launches outside a World use during the test."""
     empty = ReplayCache()
     with replaying(empty):
         yield empty

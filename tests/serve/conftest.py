@@ -1,4 +1,4 @@
-"""A server in a thread of this process, on a free port, and the official client of OpenAI's API."""
+"""Fixtures for tests of the HTTP server: a server in a thread of this process on a free port, and OpenAI's client."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ MODEL = "stories"
 
 @dataclass
 class Reached:
-    """A server at a port."""
+    """A server that listens at a port of this machine."""
 
     port: int
     keys: list[str]
 
     @property
     def url(self) -> str:
-        """Where OpenAI's routes are."""
+        """Base URL of OpenAI's routes."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def client(self, **options: Any) -> Any:
-        """Return OpenAI's client, which tries once."""
+        """Return OpenAI's client for the server, which does not retry."""
         import openai
 
         key = self.keys[0] if self.keys else "none"
@@ -47,7 +47,7 @@ class Reached:
     def send(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """Send a request as it stands and return its answer with the body."""
+        """Send a request unchanged and return the response together with its body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         request_headers = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
@@ -69,13 +69,13 @@ class Served(Reached):
 
 
 def options_of(*words: str) -> argparse.Namespace:
-    """Return the options of `nkw serve WORDS` at a free port."""
+    """Return the parsed options of `nkw serve WORDS` with a free port."""
     return build_parser(["serve"]).parse_args(["serve", "--port", "0", *words])
 
 
 @contextmanager
 def serving(*words: str) -> Iterator[Served]:
-    """Yield the server of `nkw serve WORDS`."""
+    """Run the server of `nkw serve WORDS` in a thread for the block, and yield it."""
     options = options_of(*words)
     engine, keys = make_engine(engine_args(options)), read_keys(options.api_key_file)
     ports: list[int] = []
@@ -101,26 +101,26 @@ def serving(*words: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Served]:
-    """Yield the default model with six places."""
+    """Yield a server of the default model that runs up to six requests at once."""
     with serving("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-queue", "2") as served:
         yield served
 
 
 @pytest.fixture(scope="package")
 def client(server: Served) -> Any:
-    """Return OpenAI's client of the server."""
+    """Return OpenAI's client for the server."""
     return server.client()
 
 
 @pytest.fixture
 def start() -> Callable[..., Any]:
-    """Return a function of command-line options whose result, a context manager, runs another server."""
+    """Return a function of command-line options, whose result is a context manager that runs another server."""
     return serving
 
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """Write a file of two keys and return its path."""
+    """Write a file with two API keys and return its path."""
     path = tmp_path / "keys"
     path.write_text("first-key-of-clients\nsecond-key-of-clients\n", encoding="utf-8")
     return path
