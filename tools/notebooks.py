@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     for path in options.notebooks:
         stored = nbformat.read(path, as_version=4)
-        done = executed(path)
+        done = run_notebook(path)
         if not options.check:
             nbformat.write(done, path)
             print(f"{path.name}: stored")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def executed(path: Path) -> nbformat.NotebookNode:
+def run_notebook(path: Path) -> nbformat.NotebookNode:
     """Run a notebook in a fresh kernel and return it, without metadata that differ from run to run.
 
     The file stays unchanged.

@@ -128,13 +128,13 @@ def jobs(model: Path) -> list[Job]:
     ]
 
 
-def ours(job: Job) -> Answer:
+def run_here(job: Job) -> Answer:
     """Run a job with this project's engine and return its answer."""
     llm = LLM(**job.arguments) if job.cases else None
     return Answer([_computed(llm, case) for case in job.cases], _timed(job) if job.load else None)
 
 
-def theirs(job: Job, python: str, timeout: float) -> Answer:
+def run_vllm(job: Job, python: str, timeout: float) -> Answer:
     """Run a job with vLLM in a process of the interpreter `python`, and return its answer.
 
     Raises:
@@ -205,8 +205,8 @@ def _compared(job_list: Sequence[Job], python: str, timeout: float) -> int:
     wrong: list[str] = []
     tables: list[Part] = []
     for job in job_list:
-        peer = theirs(job, python, timeout)
-        local = ours(job)
+        peer = run_vllm(job, python, timeout)
+        local = run_here(job)
         for case, local_case, peer_case in zip(job.cases, local.cases, peer.cases):
             mismatch = difference(local_case, peer_case)
             wrong += [] if mismatch is None else [f"{case.name}: {mismatch}"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity.sources.clones import Clone, recognised
+from benchmarks.fidelity.sources.clones import Clone, recognise_clones
 from nkw.errors import NkwError, shown
 from nkw.files import STDOUT, Outputs, list_imported_files
 from nkw.terminal import error, progress
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fi
     try:
         if options.hardware is not None:
             use_overlay(options.hardware)
-        clones = recognised(options.sources)
+        clones = recognise_clones(options.sources)
         read = [file for clone in clones.values() for file in clone.files()]
         outputs = Outputs(lambda: (options.measurements, *read, *list_imported_files()))
         to_stdout = options.json == STDOUT
@@ -71,7 +71,7 @@ def _descriptions(options: argparse.Namespace) -> Found:
 
     Only the families named by `--family` are predicted.
     """
-    from benchmarks.fidelity.bench import as_json, outcomes
+    from benchmarks.fidelity.bench import build_rows, outcomes
     from benchmarks.fidelity.entry import read_entries
     from benchmarks.fidelity.table import text
 
@@ -80,7 +80,7 @@ def _descriptions(options: argparse.Namespace) -> Found:
         entries = [entry for entry in entries if entry.family in options.family]
     main, readings = _readings(options)
     results = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
-    return text(results, options.held_out), as_json(results, options.held_out)
+    return text(results, options.held_out), build_rows(results, options.held_out)
 
 
 def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
@@ -88,16 +88,16 @@ def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
 
     Only the kernels named by `--family` are predicted.
     """
-    from benchmarks.fidelity.sources.bench import source_outcomes, sources_as_json
+    from benchmarks.fidelity.sources.bench import build_source_rows, predict_sources
     from benchmarks.fidelity.sources.source import read_sources
-    from benchmarks.fidelity.sources.table import source_text
+    from benchmarks.fidelity.sources.table import format_source_tables
 
     sources = read_sources(options.measurements)
     if options.family:
         sources = [source for source in sources if source.kernel in options.family]
     main, readings = _readings(options)
-    results = source_outcomes(progress(sources, "launches"), clones, readings, main)
-    return source_text(results, clones), sources_as_json(results, clones)
+    results = predict_sources(progress(sources, "launches"), clones, readings, main)
+    return format_source_tables(results, clones), build_source_rows(results, clones)
 
 
 def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Reading, ...]]:

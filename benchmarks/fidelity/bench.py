@@ -63,7 +63,7 @@ def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, pr
     )
 
 
-def as_json(outcomes: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
+def build_rows(outcomes: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
     """Return one JSON object per entry, in order.
 
     `time_us` is the prediction that `error` is computed from, `reading` names its reading, and `predicted_us` has the

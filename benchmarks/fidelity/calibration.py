@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.fidelity.builders import build
 from benchmarks.fidelity.case import NotCovered, chip_of, measured_us
 from benchmarks.fidelity.entry import Entry, read_entries
-from benchmarks.fidelity.predict import launched, time_us
+from benchmarks.fidelity.predict import launch_dry, time_us
 from nkw.errors import NkwError
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.measurement import Measurement, Predictor
@@ -54,4 +54,4 @@ def _predictor(entry: Entry) -> Predictor:
     def read(chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
         return 1e3 * time_us(case, chip, launches, timelines)
 
-    return Predictor(lambda: build(entry).chip, lambda: launched(case), case.schedule.reading, read)
+    return Predictor(lambda: build(entry).chip, lambda: launch_dry(case), case.schedule.reading, read)

@@ -55,7 +55,7 @@ def predict(
         formula_us = time_us(case, case.chip, (), ())
         share = _guessed_share(case, (), (), main, formula_us)
         return Prediction(dict.fromkeys((main, *readings), formula_us), 0.0, share, 0)
-    launches = launched(case)
+    launches = launch_dry(case)
     waits = [dependences(done.streams) for done in launches]
     times = {}
     for reading in dict.fromkeys((main, *readings)):
@@ -78,7 +78,7 @@ def predict(
     return Prediction(times, floor, share, events, calls * case.chip.host_overhead_ns / case.divisor)
 
 
-def launched(case: Case) -> list[Launch]:
+def launch_dry(case: Case) -> list[Launch]:
     """Launch each kernel of a case dry: instructions are recorded, no values computed. Returns the launches."""
     return [
         launch(

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 
 import simulate
-from benchmarks.fidelity.sources.clones import recognised
-from benchmarks.kernels.behind import public_text, stored_public
+from benchmarks.fidelity.sources.clones import recognise_clones
+from benchmarks.kernels.behind import find_stored_public, format_public_times
 from benchmarks.kernels.convolutions import convolution_works
 from benchmarks.kernels.latent import latent_works
 from benchmarks.kernels.measure import Bench, Measured, Refused
@@ -25,7 +25,7 @@ TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
 """The stored tables: chips and physical cores of each rank."""
 
 
-def works_of(cores: int) -> list[Work]:
+def list_works(cores: int) -> list[Work]:
     """Return the works of a table in its order: all for one core, or those divided over the cores of a logical core."""
     if cores > 1:
         return [*divided_works()]
@@ -39,7 +39,7 @@ def works_of(cores: int) -> list[Work]:
     ]
 
 
-def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
+def measure_works(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
     """Measure some works on a target and return their rows of the table; `cores` are the physical cores of the rank.
 
     On several cores, a work that a kernel does not divide gives a `Refused` row; on one core its error is raised.
@@ -85,12 +85,14 @@ def main() -> int:
         parser.error("--write stores whole tables; leave --only out")
     if options.summary and (options.write or options.sources):
         parser.error("--summary prints counts alone; leave --write and --sources out")
-    clones = recognised(options.sources)
+    clones = recognise_clones(options.sources)
     simulate.install("simulate")
     for target, cores in TABLES:
         if target not in (options.target or TARGETS) or cores not in (options.cores or cores,):
             continue
-        rows = rows_of(target, cores, (work for work in works_of(cores) if options.only in work.title))
+        rows = measure_works(
+            target, cores, (work for work in list_works(cores) if options.only in work.title)
+        )
         if options.summary:
             print(summary(target, rows, cores))
             continue
@@ -101,7 +103,7 @@ def main() -> int:
         if options.write and public is None:
             stored(target, cores).write_text(text(target, rows, cores=cores))
         elif options.write:
-            stored_public(target).write_text(public_text(target, public, clones.values()))
+            find_stored_public(target).write_text(format_public_times(target, public, clones.values()))
     return 0
 
 

@@ -47,12 +47,12 @@ class Behind:
         return self.time_us / self.public_us
 
 
-def stored_public(target: str) -> Path:
+def find_stored_public(target: str) -> Path:
     """Return the path of the file with the stored times of public kernels on a chip."""
     return STORED / f"{target}-public.txt"
 
 
-def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clone]) -> str:
+def format_public_times(target: str, public: Mapping[str, Public], clones: Iterable[Clone]) -> str:
     """Format the times of public kernels in us, one line per work, after a line with the clones' commits.
 
     Works whose entry in `public` is a reason instead of times are left out.
@@ -71,7 +71,7 @@ def behind(target: str) -> list[Behind]:
 
     The row with the largest ratio comes first. Both stored files of the chip must exist.
     """
-    ours, public = _slower(stored(target), first=1), _slower(stored_public(target), first=0)
+    ours, public = _slower(stored(target), first=1), _slower(find_stored_public(target), first=0)
     rows = [Behind(title, ours[title], time_us) for title, time_us in public.items()]
     return sorted((row for row in rows if row.times > MARGIN), key=lambda row: -row.times)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from benchmarks.kernels.works import BFLOAT16, Shape, Work, step_of
+from benchmarks.kernels.works import BFLOAT16, Shape, Work, build_step
 from model.config import ModelConfig
 from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import LatentAttention, Positions
@@ -119,7 +119,7 @@ def _absorbed(shape: LatentShape, sequences: int, positions: int) -> LeastWork:
 
 def _prefill(shape: LatentShape, tokens: int) -> Iterator[Work]:
     """Yield the works of one prompt of `tokens` tokens."""
-    launches = _launches(shape, step_of(Phase.prefill, tokens, tokens))
+    launches = _launches(shape, build_step(Phase.prefill, tokens, tokens))
     for name, least, kernel in (
         ("prefill latent projections", _projections(shape, tokens), "qkv_projection"),
         ("prefill latent expansion", _expansion(shape, tokens), "latent_keys_values"),
@@ -134,7 +134,7 @@ def _prefill(shape: LatentShape, tokens: int) -> Iterator[Work]:
 def _decode(shape: LatentShape, sequences: int) -> Iterator[Work]:
     """Yield the works of a decode step of several sequences; attention is repeated for each of POSITIONS."""
     for positions in POSITIONS:
-        launches = _launches(shape, step_of(Phase.decode, sequences, positions))
+        launches = _launches(shape, build_step(Phase.decode, sequences, positions))
         attend = tuple(launch for launch in launches if launch.kernel == "latent_attention_decode")
         if positions == POSITIONS[0]:
             (*project, output) = (launch for launch in launches if launch not in attend)

@@ -132,7 +132,7 @@ class Bench:
 
     def _launched(self, launch: Launch) -> LaunchTimes:
         """Return the times of one launch, from an earlier equal launch if there was one."""
-        arguments = stand_ins(launch)
+        arguments = create_stand_ins(launch)
         key = (
             launch.kernel,
             *(
@@ -147,7 +147,7 @@ class Bench:
             )
             if self._cores > 1:
                 _check_divided(launch.kernel, done)
-            self._known[key] = launch_times(done)
+            self._known[key] = compute_launch_times(done)
         return self._known[key]
 
 
@@ -158,7 +158,7 @@ def _check_divided(kernel: str, done: simulate.Launch) -> None:
             raise NotDivided(f"{kernel} does not divide its work: each core writes all of {tensor.name}")
 
 
-def launch_times(done: simulate.Launch) -> LaunchTimes:
+def compute_launch_times(done: simulate.Launch) -> LaunchTimes:
     """Return the times of a dry launch in us; an engine's busy time is that of the core where it is busier."""
     waits = dependences(done.streams)
     lines = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in READINGS}
@@ -169,7 +169,7 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
     return LaunchTimes({reading: line.length_ns / 1e3 for reading, line in lines.items()}, busy)
 
 
-def stand_ins(launch: Launch) -> tuple[Any, ...]:
+def create_stand_ins(launch: Launch) -> tuple[Any, ...]:
     """Return the arguments of a launch for a dry run, in the order of the kernel's parameters."""
     arguments = {parameter: stand_in(argument) for parameter, argument in launch.arguments.items()}
     return bind_arguments(launch.kernel, arguments)

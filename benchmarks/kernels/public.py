@@ -15,9 +15,9 @@ import numpy as np
 import simulate
 from benchmarks.fidelity.case import NotCovered, array
 from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, Clone
-from benchmarks.fidelity.sources.forked import reply
+from benchmarks.fidelity.sources.forked import run_forked
 from benchmarks.fidelity.sources.launches import Call, defined_in, library_module
-from benchmarks.kernels.measure import READINGS, launch_times, shared
+from benchmarks.kernels.measure import READINGS, compute_launch_times, shared
 from benchmarks.kernels.works import BFLOAT16, HEAD_SIZE, RankShape, Work
 from nkw.process import Limits
 
@@ -36,7 +36,7 @@ def best_public(work: Work, target: str, clones: Mapping[str, Clone]) -> Mapping
     if repo not in clones:
         return f"no clone of {repo}"
     limits = Limits(_SECONDS, _MEMORY_BYTES)
-    times = reply(lambda: _times(call, work, target, clones[repo].folder), _SECONDS, limits)
+    times = run_forked(lambda: _times(call, work, target, clones[repo].folder), _SECONDS, limits)
     return times if times is not None else "its launch ended without a result"
 
 
@@ -56,7 +56,7 @@ def _times(
         return str(reason)
     except (Exception, SystemExit) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    times = launch_times(done).times_us
+    times = compute_launch_times(done).times_us
     return {reading.value: times[reading] for reading in READINGS}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.kernels.works import BFLOAT16, Shape, Work, step_of
+from benchmarks.kernels.works import BFLOAT16, Shape, Work, build_step
 from model.config import ModelConfig
 from model.config.blocks import SWIGLU_OAI, Block, Experts, Norms
 from model.config.mixers import GroupedAttention
@@ -61,7 +61,7 @@ def expert_works() -> Iterator[Work]:
 def _works(shape: ExpertShape, phase: Phase, rows: int) -> Iterator[Work]:
     """Yield the works of the router and of the experts; `rows` are tokens of a prompt or sequences of a decode step."""
     (_, layer) = compose(shape.config).blocks[0]
-    router, experts = layer.launches(step_of(phase, rows, max(rows, 128)))
+    router, experts = layer.launches(build_step(phase, rows, max(rows, 128)))
     activations = BFLOAT16.itemsize * rows * shape.hidden
     for name, launch, passes in (("router", router, 2), ("experts", experts, 3)):
         least = LeastWork(launch.work.operations, launch.work.bytes + passes * activations)

@@ -237,7 +237,7 @@ class _LayerWork:
         return LeastWork(block.operations + 2.0 * self.rows * mlp, block.bytes + _moved(mlp))
 
 
-def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
+def build_step(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
     """Return the shape of a step: one prompt of `rows` tokens, or a decode step of `rows` sequences.
 
     positions: length of the caches. candidates: number of best tokens that the head returns.
@@ -261,7 +261,7 @@ def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
 
 def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
     """Yield the works of one layer for a prompt of `tokens` tokens."""
-    all_of_layer = _launches(shape, step_of(Phase.prefill, tokens, tokens))
+    all_of_layer = _launches(shape, build_step(Phase.prefill, tokens, tokens))
     layer_work = _LayerWork(shape, tokens)
     for name, least, kernels in (
         ("prefill norm + qkv + rope", layer_work.qkv(), ("qkv_projection", "rope")),
@@ -274,7 +274,7 @@ def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
     """Yield the works of projections, MLP and head for a decode step."""
-    step = step_of(Phase.decode, sequences, POSITIONS[0])
+    step = build_step(Phase.decode, sequences, POSITIONS[0])
     layer_work = _LayerWork(shape, sequences)
     qkv, _, output = _alone(shape, sequences, POSITIONS[0])
     yield Work("decode norm + qkv", shape, sequences, layer_work.qkv(), (qkv,))
@@ -333,7 +333,7 @@ def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, La
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
     """Yield the works that read the cache in a decode step: attention, attention block, and whole layer."""
-    layer = _launches(shape, step_of(Phase.decode, sequences, positions))
+    layer = _launches(shape, build_step(Phase.decode, sequences, positions))
     layer_work = _LayerWork(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")
     for name, least, launches in (

@@ -7,7 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 import pytest
 
-from benchmarks.kernels.__main__ import TABLES, main, rows_of, works_of
+from benchmarks.kernels.__main__ import TABLES, list_works, main, measure_works
 from benchmarks.kernels.behind import REASONS, behind
 from benchmarks.kernels.measure import READINGS, Bench, Floor, Measured, Refused
 from benchmarks.kernels.public import best_public
@@ -18,14 +18,14 @@ from model.plan.roofline import Bound
 
 
 def test_there_are_332_works_with_titles_of_their_own_and_76_of_two_cores() -> None:
-    assert len({work.title for work in works_of(1)}) == 332
+    assert len({work.title for work in list_works(1)}) == 332
     assert len({work.title for work in divided_works()}) == 76
 
 
 @pytest.mark.parametrize(("target", "cores"), TABLES)
 def test_a_stored_table_has_one_head_and_a_row_for_each_work(target: str, cores: int) -> None:
     head, names, *rows = stored(target, cores).read_text().splitlines()
-    titles = [work.title for work in works_of(cores)]
+    titles = [work.title for work in list_works(cores)]
     assert f" of {len(titles)} rows reach " in head and names.startswith("work ")
     assert [row[: max(45, len(title))].rstrip() for row, title in zip(rows, titles, strict=True)] == titles
 
@@ -34,7 +34,7 @@ def test_a_stored_table_has_one_head_and_a_row_for_each_work(target: str, cores:
 @pytest.mark.parametrize(("target", "cores"), TABLES)
 def test_the_stored_table_is_what_the_kernels_take(target: str, cores: int) -> None:
     """`python -m benchmarks.kernels --write` stores it anew; the diff shows which works became slower."""
-    rows = rows_of(target, cores, works_of(cores))
+    rows = measure_works(target, cores, list_works(cores))
     assert text(target, rows, cores=cores) == stored(target, cores).read_text()
 
 
@@ -47,8 +47,8 @@ def test_every_32nd_row_of_a_stored_table_is_what_the_kernel_takes(
 ) -> None:
     """Each table has other works here; `make deep` compares them all."""
     every = stored(target, cores).read_text().splitlines()[2:]
-    assert len(every) == len(works_of(cores))
-    rows = rows_of(target, cores, works_of(cores)[8 * number :: 32])
+    assert len(every) == len(list_works(cores))
+    rows = measure_works(target, cores, list_works(cores)[8 * number :: 32])
     assert [line(row) for row in rows] == every[8 * number :: 32]
 
 
@@ -161,7 +161,7 @@ def test_the_summary_counts_unrounded_shares_of_the_slower_reading() -> None:
     rows = [
         Measured(work, dict(zip(READINGS, pair)), floor, "Tensor", 1.0) for work, pair in zip(dense, times)
     ]
-    other = next(work for work in works_of(1) if work.title not in {row.title for row in dense})
+    other = next(work for work in list_works(1) if work.title not in {row.title for row in dense})
     assert summary("trn2", [*rows, Refused(other, floor, "one core")]).splitlines() == [
         "trn2: 1 of 3 rows of matmuls, dense decoder layers and heads reach 80% of their floor, "
         "1 of 4 of all rows",

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tools.notebooks import FOLDER, ROOT, executed, main, printed
+from tools.notebooks import FOLDER, ROOT, run_notebook, main, printed
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 QUICK = "2-prefill-and-decode"
@@ -31,7 +31,7 @@ def test_there_are_notebooks() -> None:
 )
 def test_prints_what_is_stored(path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
-    assert printed(executed(path)) == printed(stored), "run: make notebooks"
+    assert printed(run_notebook(path)) == printed(stored), "run: make notebooks"
 
 
 RESULT = re.compile(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity.__main__ import main
-from benchmarks.fidelity.bench import as_json, outcomes
+from benchmarks.fidelity.bench import build_rows, outcomes
 from benchmarks.fidelity.builders import build
 from benchmarks.fidelity.case import NotCovered, Quantity, chip_of, dtype_of, measured_us, quantity_of
 from benchmarks.fidelity.entry import Entry, read_entries
@@ -297,7 +297,7 @@ def test_the_bytes_read_tell_how_an_attention_block_is_divided() -> None:
 
 
 def test_predictions_are_the_same_every_time() -> None:
-    first, second = (as_json(outcomes(read_entries(FILE))) for _ in range(2))
+    first, second = (build_rows(outcomes(read_entries(FILE))) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity.__main__ import main
-from benchmarks.fidelity.bench import as_json, outcomes
+from benchmarks.fidelity.bench import build_rows, outcomes
 from benchmarks.fidelity.builders import build
 from benchmarks.fidelity.case import Schedule
 from benchmarks.fidelity.entry import Entry, read_entries
@@ -140,7 +140,7 @@ def test_the_json_has_times_of_held_out_entries_only_where_they_are_asked_for(
 def test_no_share_of_guesses_is_told_where_none_was_worked_out() -> None:
     for probe, empty in ((True, False), (False, True)):
         predicted = outcomes([entry(FITTED)], (), probe=probe)
-        assert (as_json(predicted)[0]["guessed_share"] is None) is empty
+        assert (build_rows(predicted)[0]["guessed_share"] is None) is empty
         assert (rows(text(predicted), "**all**")[0][-1] == "") is empty
 
 
@@ -150,7 +150,7 @@ def test_a_time_says_whether_it_holds_the_host_side() -> None:
     times = [predict(build(variant)) for variant in (device, host)]
     assert [time.host_overhead_ns for time in times] == [0.0, chip.host_overhead_ns]
     predicted = outcomes([device, host], ())
-    assert [row["host_overhead_ns"] for row in as_json(predicted)] == [0.0, chip.host_overhead_ns]
+    assert [row["host_overhead_ns"] for row in build_rows(predicted)] == [0.0, chip.host_overhead_ns]
     table = text(predicted)
     assert (
         "Times of 1 covered entries are the device's. Times of 1 (mlp 1) are of a synchronous call" in table

@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.fidelity.__main__ import main
 from benchmarks.fidelity.case import Schedule
-from benchmarks.fidelity.sources.bench import Outcome, source_outcomes
+from benchmarks.fidelity.sources.bench import Outcome, predict_sources
 from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY
-from benchmarks.fidelity.sources.source import Source, read_sources, told_apart
-from benchmarks.fidelity.sources.table import aligned, pairs, source_text
+from benchmarks.fidelity.sources.source import Source, compare_fields, read_sources
+from benchmarks.fidelity.sources.table import align_table, format_source_tables, pairs
 from simulate.timing import Reading
 from tests.timing.source_clones import ATTENTION, MATRICES, make, write
 
@@ -42,7 +42,7 @@ def test_variants_differ_in_one_field_and_by_more_than_five_per_cent() -> None:
     ]
     variants = [(one.source.number, other.source.number, name) for one, other, name in pairs(members)]
     assert variants == [(0, 2, "rows"), (0, 3, "lnc")]
-    text = source_text(members, {})
+    text = format_source_tables(members, {})
     assert "- program: 1 of 2 in the measured order" in text
     assert "  - k, rows: measured 100.0 < 105.1, predicted 90.0 >= 80.0" in text
 
@@ -56,7 +56,7 @@ def test_the_table_counts_errors_bracket_and_floor() -> None:
         outcome(4, 100.0, 49.0, rows=5),  # serial says 98
         Outcome(Source(5, "k", LIBRARY, "gen3", 1, 1.0, {"rows": 6}), "it is absent"),
     ]
-    text = source_text(members, {})
+    text = format_source_tables(members, {})
     assert "Measured inside the bracket of dataflow and serial: 2 of 5." in text
     assert "Measured below dataflow: entry 2, entry 3.\nMeasured above serial: entry 4." in text
     assert "Predicted below the physical floor: none." in text
@@ -72,7 +72,7 @@ def test_the_table_counts_errors_bracket_and_floor() -> None:
         "+10 %",
     ]
     too_short = replace(outcome(6, 100.0, 90.0), floor_us=91.0)
-    assert "Predicted below the physical floor: entry 6." in source_text([too_short], {})
+    assert "Predicted below the physical floor: entry 6." in format_source_tables([too_short], {})
 
 
 def test_errors_count_by_the_reading_of_each_kernel() -> None:
@@ -90,7 +90,7 @@ def test_errors_count_by_the_reading_of_each_kernel() -> None:
     slower = replace(
         by_compiler, source=replace(by_compiler.source, measured_us=200.0, arguments={"rows": 2})
     )
-    text = source_text([by_author, by_compiler, slower], {})
+    text = format_source_tables([by_author, by_compiler, slower], {})
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " by" not in line
     ]
@@ -105,14 +105,14 @@ def test_errors_count_by_the_reading_of_each_kernel() -> None:
 
 
 def test_times_of_sources_are_the_device_s() -> None:
-    assert source_text([outcome(0, 1.0, 1.0)], {}).startswith("All times are the device's")
+    assert format_source_tables([outcome(0, 1.0, 1.0)], {}).startswith("All times are the device's")
 
 
 def test_fields_that_differ_tell_launches_apart() -> None:
     sources = [outcome(0, 1.0, 1.0, rows=1, wide=True).source, outcome(1, 1.0, 1.0, rows=2, wide=True).source]
-    assert told_apart(sources) == (["rows"], ["lnc 1", "wide True"])
-    assert told_apart(sources[:1]) == ([], ["lnc 1", "rows 1", "wide True"])
-    lines = aligned([["a", "b"], ["word", "1"]]).splitlines()
+    assert compare_fields(sources) == (["rows"], ["lnc 1", "wide True"])
+    assert compare_fields(sources[:1]) == ([], ["lnc 1", "rows 1", "wide True"])
+    lines = align_table([["a", "b"], ["word", "1"]]).splitlines()
     assert lines == ["| a    |   b |", "| ---- | --: |", "| word |   1 |"]
 
 
@@ -120,7 +120,7 @@ def test_text_of_a_file_reaches_the_terminal_without_its_control_characters(
     tmp_path: Path,
 ) -> None:
     file = write(tmp_path, {**ATTENTION, "kernel": "a\x1b[31m\nb", "\x1bx": "\x1by"})
-    text = source_text(source_outcomes(read_sources(file), {}), {})
+    text = format_source_tables(predict_sources(read_sources(file), {}), {})
     assert "\x1b" not in text and "a\\x1b[31m b" in text
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from benchmarks.fidelity.case import Schedule
-from benchmarks.fidelity.sources.bench import source_outcomes
-from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, recognised
-from benchmarks.fidelity.sources.forked import reply
+from benchmarks.fidelity.sources.bench import predict_sources
+from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, recognise_clones
+from benchmarks.fidelity.sources.forked import run_forked
 from benchmarks.fidelity.sources.repairs import Repairing
 from benchmarks.fidelity.sources.source import read_sources
 from nkw.errors import InvalidArgument
@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     folder: Path, tmp_path: Path, *entries: object, clones: tuple[str, ...] = ("library", "autotune")
 ) -> Any:
-    known = recognised([str(folder / name) for name in clones])
-    return source_outcomes(read_sources(write(tmp_path, *entries)), known)
+    known = recognise_clones([str(folder / name) for name in clones])
+    return predict_sources(read_sources(write(tmp_path, *entries)), known)
 
 
 def reasons(folder: Path, tmp_path: Path, entry: Mapping[str, Any], *changed: object) -> list[str]:
@@ -161,8 +161,8 @@ def test_an_entry_without_a_launch_has_a_reason_and_costs_no_other_one(folder: P
 
 def test_a_target_that_is_no_chip_is_a_reason(folder: Path) -> None:
     (source,) = read_sources(write(folder, ATTENTION))
-    clones = recognised([str(folder / "library")])
-    (predicted,) = source_outcomes([replace(source, target="gen9")], clones)
+    clones = recognise_clones([str(folder / "library")])
+    (predicted,) = predict_sources([replace(source, target="gen9")], clones)
     assert predicted.reason == "target 'gen9' names no chip"
 
 
@@ -184,7 +184,9 @@ def test_the_reading_that_counts_is_that_of_who_scheduled_the_kernel(folder: Pat
     for outcome in predicted:
         assert outcome.time_us() == outcome.predicted_us[outcome.reading]
     (source,) = read_sources(write(tmp_path, NORMED))
-    (by_program,) = source_outcomes([source], recognised([str(folder / "autotune")]), (), Reading.program)
+    (by_program,) = predict_sources(
+        [source], recognise_clones([str(folder / "autotune")]), (), Reading.program
+    )
     assert (by_program.schedule, list(by_program.predicted_us)) == (Schedule.compiler, [Reading.program])
 
 
@@ -212,20 +214,20 @@ def test_a_file_that_no_longer_has_a_mistake_is_taken_as_it_is(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_copy_of_the_process_replies_or_ends() -> None:
-    assert reply(lambda: {"a": [1, None]}, 60) == {"a": [1, None]}
-    assert reply(lambda: "x" * 1_000_000, 60) == "x" * 1_000_000  # more than a pipe holds
-    assert reply(lambda: os._exit(0), 60) is None
-    assert reply(lambda: 1 / 0, 60) is None
-    assert reply(lambda: time.sleep(600), 1) is None
+    assert run_forked(lambda: {"a": [1, None]}, 60) == {"a": [1, None]}
+    assert run_forked(lambda: "x" * 1_000_000, 60) == "x" * 1_000_000  # more than a pipe holds
+    assert run_forked(lambda: os._exit(0), 60) is None
+    assert run_forked(lambda: 1 / 0, 60) is None
+    assert run_forked(lambda: time.sleep(600), 1) is None
     limits = Limits(600, 2**28)
-    assert reply(lambda: len(bytearray(2**20)), 60, limits) == 2**20
-    assert reply(lambda: len(bytearray(2**30)), 60, limits) is None
+    assert run_forked(lambda: len(bytearray(2**20)), 60, limits) == 2**20
+    assert run_forked(lambda: len(bytearray(2**30)), 60, limits) is None
 
 
 def test_a_folder_that_git_does_not_know_has_no_commit(folder: Path) -> None:
-    assert recognised([str(folder / "library")])[LIBRARY].commit == ""
+    assert recognise_clones([str(folder / "library")])[LIBRARY].commit == ""
     with pytest.raises(InvalidArgument, match="is no clone"):
-        recognised([str(folder)])
+        recognise_clones([str(folder)])
 
 
 @pytest.mark.skipif(not os.environ.get(CLONE), reason=f"{CLONE} does not name a clone of nki-library")
@@ -244,7 +246,9 @@ def test_kernels_of_the_library_run_as_they_stand(tmp_path: Path) -> None:
             "lnc": 2,
         },
     ]
-    predicted = source_outcomes(read_sources(write(tmp_path, *entries)), recognised([os.environ[CLONE]]))
+    predicted = predict_sources(
+        read_sources(write(tmp_path, *entries)), recognise_clones([os.environ[CLONE]])
+    )
     assert [outcome.reason for outcome in predicted] == [""] * len(entries)
     for outcome in predicted:
         times = outcome.predicted_us

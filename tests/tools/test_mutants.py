@@ -24,7 +24,7 @@ from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
 from tools.mutants.log import same_calls
 from tools.mutants.operators import mutants
-from tools.mutants.source import FOLDER, MODULES, file_of, guards, kernels, mutated, tree
+from tools.mutants.source import FOLDER, MODULES, apply_mutant, file_of, guards, kernels, tree
 from tools.mutants.table import as_json, caught_without_numbers, column, equivalent, mortality, table
 
 every_mutant = cache(mutants)
@@ -40,14 +40,14 @@ def fates(*words: str) -> dict[str, Verdict]:
 def test_every_mutant_is_named_once_and_compiles() -> None:
     assert len({mutant.key for mutant in every_mutant()}) == len(every_mutant()) > 2000
     for mutant in sampled(every_mutant(), 40, seed=1):
-        compile(mutated(mutant), mutant.module, "exec")
+        compile(apply_mutant(mutant), mutant.module, "exec")
 
 
 @pytest.mark.slow
 def test_the_sources_themselves_stay_as_they_are() -> None:
     before = {module: ast.dump(tree(module)) for module in MODULES}
     for mutant in sampled(every_mutant(), 40, seed=2):
-        assert ast.dump(mutated(mutant)) != before[mutant.module], mutant.key
+        assert ast.dump(apply_mutant(mutant)) != before[mutant.module], mutant.key
     assert before == {module: ast.dump(tree(module)) for module in MODULES}
 
 

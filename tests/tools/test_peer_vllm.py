@@ -11,7 +11,19 @@ import pytest
 
 from model.loading.shipped import PRETRAINED
 from tools import peer_vllm
-from tools.peer_vllm import WORKER, Answer, Case, Job, Load, PeerError, difference, jobs, main, ours, theirs
+from tools.peer_vllm import (
+    WORKER,
+    Answer,
+    Case,
+    Job,
+    Load,
+    PeerError,
+    difference,
+    jobs,
+    main,
+    run_here,
+    run_vllm,
+)
 
 CASE = Case("two prompts", [[[5, 6, 7]], [[5, 6, 8]]], max_tokens=2)
 JOB = Job("small", {"num_pages": 4}, [CASE], Load([[1, 2]], 1))
@@ -37,7 +49,7 @@ def answering(folder: Path, answer: Answer) -> str:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """One small job, and an engine here that has done it."""
     monkeypatch.setattr(peer_vllm, "jobs", lambda model: [JOB])
-    monkeypatch.setattr(peer_vllm, "ours", lambda job: Answer([RIGHT], TIMES))
+    monkeypatch.setattr(peer_vllm, "run_here", lambda job: Answer([RIGHT], TIMES))
 
 
 def test_equal_answers_exit_0_with_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,11 +122,11 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path, capsys) -> None:
 
 def test_the_worker_gets_the_job_and_says_where_vllm_is_missing(tmp_path: Path) -> None:
     body = "job = json.load(open(asked)); open(answered, 'w').write(json.dumps({'cases': job['cases'], 'load': {}}))"
-    assert theirs(JOB, stand_in(tmp_path, body), 60).cases == [asdict(CASE)]
+    assert run_vllm(JOB, stand_in(tmp_path, body), 60).cases == [asdict(CASE)]
     without = "import runpy; sys.modules['vllm'] = sys.modules['torch'] = None; sys.argv = sys.argv[2:]; "
     body = without + f"runpy.run_path({str(WORKER)!r}, run_name='__main__')"
     with pytest.raises(PeerError, match="has no vllm: ModuleNotFoundError"):
-        theirs(JOB, stand_in(tmp_path, body), 60)
+        run_vllm(JOB, stand_in(tmp_path, body), 60)
 
 
 @pytest.mark.slow
@@ -128,7 +140,7 @@ def test_the_engine_here_does_a_job() -> None:
     }
     case = Case("again", [[[5, 6, 7, 8, 9]], [[5, 6, 7, 8, 9]]], max_tokens=2)
     load = Load([[*range(6)], [*range(20, 26)]], 3)
-    answer = ours(Job("here", {**arguments, "model": str(PRETRAINED)}, [case], load))
+    answer = run_here(Job("here", {**arguments, "model": str(PRETRAINED)}, [case], load))
     assert answer.cases[0]["cached"] == [0, 4]
     assert answer.cases[0]["tokens"][0] == answer.cases[0]["tokens"][1]
     assert answer.load is not None

@@ -9,8 +9,8 @@ from typing import Any
 
 import nki_kernels
 import simulate
-from benchmarks.kernels.__main__ import TABLES, works_of
-from benchmarks.kernels.measure import stand_ins
+from benchmarks.kernels.__main__ import TABLES, list_works
+from benchmarks.kernels.measure import create_stand_ins
 from simulate.run.stream import Stream
 from tools.mutants.cases import cases
 from tools.timelines import TARGETS
@@ -23,9 +23,9 @@ def stream_digests() -> Iterator[tuple[str, str]]:
     The launches are the works of the stored tables, the cases of the mutants, and the examples of instructions.
     """
     for target, cores in TABLES:
-        for work in works_of(cores):
+        for work in list_works(cores):
             for index, launch in enumerate(work.launches):
-                kernel, arguments = launch.kernel, stand_ins(launch)
+                kernel, arguments = launch.kernel, create_stand_ins(launch)
                 name = f"work {target}/{cores} {work.title} #{index} {kernel}"
                 yield name, _launch(kernel, target, cores, [arguments])
     for index, case in enumerate(cases()):

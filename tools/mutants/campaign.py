@@ -14,9 +14,9 @@ from functools import cache
 
 from tools.mutants.cases import cases
 from tools.mutants.cases.case import Case
-from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judged
+from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judge_mutant
 from tools.mutants.rows import printed_times
-from tools.mutants.source import Mutant, imported
+from tools.mutants.source import Mutant, list_imports
 
 CPU_SECONDS = 60
 """Of one mutant; the shipped kernels take some seconds for all cases. CPU time does not depend on other processes."""
@@ -48,7 +48,7 @@ def run(
     whose kernel imports a changed module.
     """
     changed = {mutant.module for mutant in mutants}
-    chosen = [index for index, case in enumerate(cases()) if changed & imported(case.kernel)]
+    chosen = [index for index, case in enumerate(cases()) if changed & list_imports(case.kernel)]
     tried = [cases()[index] for index in chosen]
     known = [_baseline(index) for index in chosen]
     times = dict(printed_times({case.kernel for case in tried}))
@@ -84,7 +84,7 @@ def run(
 def _baseline(number: int) -> Baseline:
     """Return what the shipped kernel does on the case with this index."""
     known = baseline(cases()[number])
-    assert {module for module, _ in known.functions} <= imported(cases()[number].kernel)
+    assert {module for module, _ in known.functions} <= list_imports(cases()[number].kernel)
     return known
 
 
@@ -107,7 +107,7 @@ def _start(
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        verdict = judged(mutant, tried, known, times)
+        verdict = judge_mutant(mutant, tried, known, times)
         os.write(writing, pickle.dumps(verdict))
         status = 0
     finally:

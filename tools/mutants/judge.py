@@ -26,9 +26,9 @@ from simulate.memory.storage import Storage
 from tests.kernels.accuracy import REPORTED_REFUSALS, as_tuple, copied
 from tools.mutants.calls import Call
 from tools.mutants.cases.case import Case, Outputs
-from tools.mutants.log import logged, same_calls
+from tools.mutants.log import record_calls, same_calls
 from tools.mutants.rows import printed_times
-from tools.mutants.source import FOLDER, Mutant, file_of, mutated
+from tools.mutants.source import FOLDER, Mutant, apply_mutant, file_of
 
 
 class Fate(str, Enum):
@@ -115,7 +115,7 @@ def baseline(case: Case) -> Baseline:
         if event == "call" and frame.f_code.co_filename.startswith(str(FOLDER)):
             functions.add((frame.f_globals["__name__"].removeprefix("nki_kernels."), frame.f_code.co_name))
 
-    with logged() as calls, _profiled(profile):
+    with record_calls() as calls, _profiled(profile):
         outputs, findings = launched(case)
     assert not findings, f"{case.kernel} as shipped has findings: {findings}"
     if case.judge is not None:
@@ -138,7 +138,7 @@ def _profiled(profile: Callable[..., None]) -> Iterator[None]:
         threading.setprofile(None)  # type: ignore[arg-type]
 
 
-def judged(
+def judge_mutant(
     mutant: Mutant, cases: Sequence[Case], baselines: Sequence[Baseline], times: Mapping[str, str]
 ) -> Verdict:
     """Run a mutant in this process and return the verdict; the process must not be used for anything else afterwards.
@@ -161,7 +161,7 @@ def judged(
     how: set[str] = set()
     for number, (case, known) in enumerate(touched):
         name = f"{case.kernel} {case.target} #{number}"
-        with logged() as calls:
+        with record_calls() as calls:
             try:
                 outputs, findings = launched(case)
             except BaseException as error:
@@ -274,7 +274,7 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         file = str(file_of(self.mutant.module))
-        exec(compile(mutated(self.mutant), file, "exec"), module.__dict__)
+        exec(compile(apply_mutant(self.mutant), file, "exec"), module.__dict__)
 
 
 def _install(mutant: Mutant) -> None:

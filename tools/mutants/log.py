@@ -19,7 +19,7 @@ from tools.mutants.dataflow import same_values
 
 
 @contextmanager
-def logged() -> Iterator[dict[int, list[Call]]]:
+def record_calls() -> Iterator[dict[int, list[Call]]]:
     """Yield a dict of calls by rank, which is filled with each instruction that is issued inside the block.
 
     Replaces `book.bind` during the block.

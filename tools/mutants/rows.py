@@ -8,8 +8,8 @@ from functools import cache
 
 import simulate
 from benchmarks.kernels import latent, routed
-from benchmarks.kernels.__main__ import works_of
-from benchmarks.kernels.measure import launch_times, shared, stand_ins
+from benchmarks.kernels.__main__ import list_works
+from benchmarks.kernels.measure import compute_launch_times, create_stand_ins, shared
 from benchmarks.kernels.works import SHAPES
 from model.layers.launch import Launch
 
@@ -26,7 +26,7 @@ TARGETS = {"trn2": (LARGEST, *SEQUENCES, WHOLE), "trn1": (LARGEST, *SEQUENCES)}
 def _launches(target: str) -> tuple[Launch, ...]:
     """Return launches of a few shapes at their smallest sizes, without repetition; larger sizes run no other code."""
     chosen: list[Launch] = []
-    for work in works_of(1):
+    for work in list_works(1):
         if work.shape in CHOSEN and work.rows in TARGETS[target] and work.positions <= MOST_POSITIONS:
             chosen += [launch for launch in work.launches if launch not in chosen]
     return tuple(chosen)
@@ -40,9 +40,9 @@ def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
             if launch.kernel in kernels:
                 kernel = getattr(sys.modules["nki_kernels"], launch.kernel)
                 done = simulate.launch(
-                    kernel, [(stand_ins(launch), {})], chip, mode=simulate.Mode.dry, trips=0
+                    kernel, [(create_stand_ins(launch), {})], chip, mode=simulate.Mode.dry, trips=0
                 )
-                times = launch_times(done).times_us.values()
+                times = compute_launch_times(done).times_us.values()
                 yield (
                     f"{launch.kernel} {target} row {number}",
                     " ".join(f"{time_ns:.1f}" for time_ns in times),

@@ -100,7 +100,7 @@ def guards() -> frozenset[str]:
 
 
 @cache
-def imported(module: str) -> frozenset[str]:
+def list_imports(module: str) -> frozenset[str]:
     """Return the names of a module and of all modules of nki_kernels that it imports, directly or indirectly."""
     names = {module}
     for node in ast.walk(tree(module)):
@@ -109,7 +109,7 @@ def imported(module: str) -> frozenset[str]:
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
     siblings = {name.removeprefix("nki_kernels.") for name in names} & set(MODULES) - {module}
-    return frozenset({module}.union(*map(imported, siblings)))
+    return frozenset({module}.union(*map(list_imports, siblings)))
 
 
 def file_of(module: str) -> Path:
@@ -121,7 +121,7 @@ def _parsed(module: str) -> ast.Module:
     return ast.parse(file_of(module).read_text(encoding="utf-8"))
 
 
-def mutated(mutant: Mutant) -> ast.Module:
+def apply_mutant(mutant: Mutant) -> ast.Module:
     """Return a new syntax tree of a module with one change; unchanged nodes keep their line numbers."""
     changed = _parsed(mutant.module)
     *way, last = mutant.path

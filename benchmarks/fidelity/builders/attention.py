@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.fidelity.builders.variants import described_itself, is_late_step
+from benchmarks.fidelity.builders.variants import is_late_step, refuse_bare_speed_up
 from benchmarks.fidelity.case import (
     Case,
     NotCovered,
@@ -23,7 +23,7 @@ def build(entry: Entry) -> Case:
 
     Raises NotCovered if the description does not say how the work is divided, or the sizes do not fit the kernels.
     """
-    described_itself(entry)
+    refuse_bare_speed_up(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.fidelity.builders.variants import described_itself
+from benchmarks.fidelity.builders.variants import refuse_bare_speed_up
 from benchmarks.fidelity.case import (
     Case,
     NotCovered,
@@ -26,7 +26,7 @@ def build(entry: Entry) -> Case:
 
     Raises NotCovered for other kernels or missing sizes.
     """
-    described_itself(entry)
+    refuse_bare_speed_up(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.fidelity.builders.variants import described_itself, is_late_step
+from benchmarks.fidelity.builders.variants import is_late_step, refuse_bare_speed_up
 from benchmarks.fidelity.case import (
     Case,
     NotCovered,
@@ -26,7 +26,7 @@ def build(entry: Entry) -> Case:
 
     Raises NotCovered for a variant described by its speed-up alone, and if the sizes are missing.
     """
-    described_itself(entry)
+    refuse_bare_speed_up(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     sizes = entry.sizes()
@@ -35,7 +35,7 @@ def build(entry: Entry) -> Case:
         if len(product) == 3:
             sizes = dict(zip("MKN", product))
         else:
-            sizes = named_problem(entry)
+            sizes = read_problem_sizes(entry)
     m, k, n = sizes["M"], sizes["K"], sizes["N"]
     a_t, a, b = array((k, m), dtype), array((m, k), dtype), array((k, n), dtype)
     schedule = Schedule.explicit if entry.says("scheduler off") or entry.says("hand") else Schedule.compiler
@@ -88,7 +88,7 @@ def fits(chip: Hardware, *operands: np.ndarray) -> bool:
     return per_partition <= 0.75 * chip.sbuf_usable_bytes_per_partition
 
 
-def named_problem(entry: Entry) -> dict[str, int]:
+def read_problem_sizes(entry: Entry) -> dict[str, int]:
     """Return the sizes M, K and N that `shapes` names, as in `matmul_M4096_N12288_K5120_0`.
 
     Raises NotCovered if one is missing.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.fidelity.builders.matmul import fits, named_problem
-from benchmarks.fidelity.builders.variants import described_itself
+from benchmarks.fidelity.builders.matmul import fits, read_problem_sizes
+from benchmarks.fidelity.builders.variants import refuse_bare_speed_up
 from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import matmul
@@ -14,7 +14,7 @@ def build(entry: Entry) -> Case:
 
     Raises NotCovered for other normalisations and if the sizes are missing.
     """
-    described_itself(entry)
+    refuse_bare_speed_up(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)
     if entry.says("QKV"):
@@ -24,7 +24,7 @@ def build(entry: Entry) -> Case:
         (batch, tokens, depth), (_, columns) = shapes
         rows = batch * tokens
     elif entry.says("RMSNorm(X"):
-        sizes = named_problem(entry)
+        sizes = read_problem_sizes(entry)
         rows, depth, columns = sizes["M"], sizes["K"], sizes["N"]
     else:
         raise NotCovered("a normalisation that the description does not spell out")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.fidelity.builders.variants import described_itself, is_late_step
+from benchmarks.fidelity.builders.variants import is_late_step, refuse_bare_speed_up
 from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, array, chip_of, dtype_of, quantity_of
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.kernels import mamba
@@ -14,7 +14,7 @@ def build(entry: Entry) -> Case:
     With channels outermost the sequence may be in chunks. Raises NotCovered if the sequence, the channels or the
     states are not given.
     """
-    described_itself(entry)
+    refuse_bare_speed_up(entry)
     chip = chip_of(entry)
     sizes = entry.sizes()
     tokens = sizes.get("seqlen", sizes.get("M"))

@@ -14,7 +14,7 @@ def is_late_step(entry: Entry) -> bool:
     return match is not None and int(match.group(1)) > 2
 
 
-def described_itself(entry: Entry) -> None:
+def refuse_bare_speed_up(entry: Entry) -> None:
     """Raise NotCovered for a variant that is described only as faster, by some factor, than the kernel described.
 
     Its predicted time would be the described kernel's time divided by that factor, so the entry would predict itself.

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.fidelity.case import NotCovered, Schedule
 from benchmarks.fidelity.predict import floor_ns
 from benchmarks.fidelity.sources.clones import Clone
-from benchmarks.fidelity.sources.forked import reply
-from benchmarks.fidelity.sources.launches import launch_of
+from benchmarks.fidelity.sources.forked import run_forked
+from benchmarks.fidelity.sources.launches import build_launch
 from benchmarks.fidelity.sources.source import Source, one_line
 from nkw.errors import InvalidArgument, NkwError
 from nkw.process import Limits
@@ -58,7 +58,7 @@ class Outcome:
         return self.time_us(reading) / self.source.measured_us - 1.0
 
 
-def source_outcomes(
+def predict_sources(
     sources: Iterable[Source],
     clones: Mapping[str, Clone],
     readings: Sequence[Reading] = tuple(Reading),
@@ -68,7 +68,7 @@ def source_outcomes(
 
     Args:
         sources: Published launches.
-        clones: Clones by repository, from `recognised`.
+        clones: Clones by repository, from `recognise_clones`.
         readings: Readings to predict besides the main one.
         main: Reading whose error is reported, the same for all. None: the reading of each kernel's `Schedule`.
     """
@@ -91,7 +91,7 @@ def _outcome(
     The outcome has a reason instead of times if the process ends without a result.
     """
     limits = Limits(_SECONDS, _MEMORY_BYTES)
-    result = reply(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
+    result = run_forked(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
     if result is None:
         most = f"{_SECONDS} s and {_MEMORY_BYTES >> 30} GiB"
         return Outcome(source, f"its launch ended without a result, as it does beyond {most}")
@@ -138,7 +138,7 @@ def _placed(
         chip = hardware(source.target)
     except InvalidArgument:
         raise NotCovered(f"target {source.target!r:.40} names no chip") from None
-    source_launch = launch_of(source, clones)
+    source_launch = build_launch(source, clones)
     done = launch(
         source_launch.kernel, [((), source_launch.arguments)], chip, source.lnc, Mode.dry, has_grid=True
     )
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, str)) else one_line(value)
 
 
-def sources_as_json(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
+def build_source_rows(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
     """Return one JSON object per source, in order.
 
     `time_us` is the prediction that `error` is computed from, `reading` names its reading, and `predicted_us` has the

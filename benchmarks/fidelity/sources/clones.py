@@ -28,7 +28,7 @@ class Clone:
         return (self.folder / _FOLDERS[self.repo]).rglob("*.py")
 
 
-def recognised(folders: Sequence[str]) -> dict[str, Clone]:
+def recognise_clones(folders: Sequence[str]) -> dict[str, Clone]:
     """Return the clones in some folders, by repository.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from nkw.process import Limits
 
 
-def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:
+def run_forked(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:
     """Run `work` in a forked process and return its result, converted to JSON and back.
 
     Returns None if the process ends without a complete result: after `seconds` of wall-clock time, beyond `limits`,

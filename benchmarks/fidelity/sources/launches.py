@@ -82,7 +82,7 @@ class Fields:
             raise NotCovered(f"the launch does not know the field {next(iter(self._left))!r:.40}")
 
 
-def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
+def build_launch(source: Source, clones: Mapping[str, Clone]) -> Launched:
     """Return the launch that a source was timed with.
 
     It imports modules of the clone and turns off writing of bytecode, so it is called in a process that ends

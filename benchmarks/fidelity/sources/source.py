@@ -82,7 +82,7 @@ def _source(number: int, item: Any, repo: str, target: str) -> Source:
     )
 
 
-def told_apart(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
+def compare_fields(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
     """Return which fields of several sources differ, and which are equal.
 
     Returns:

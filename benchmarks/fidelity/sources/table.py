@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.fidelity.sources.bench import Outcome
 from benchmarks.fidelity.sources.clones import Clone
-from benchmarks.fidelity.sources.source import one_line, told_apart
+from benchmarks.fidelity.sources.source import compare_fields, one_line
 from benchmarks.fidelity.table import percent, quantile
 from simulate.timing import Reading
 
@@ -27,7 +27,7 @@ _COUNTS = (
 Rows = Sequence[Sequence[str]]
 
 
-def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
+def format_source_tables(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
     """Return all tables of public kernels as Markdown."""
     head = (
         "All times are the device's: predicted ones hold start and end of the kernel, as measured ones do, and no host "
@@ -43,7 +43,7 @@ def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def aligned(rows: Rows, left: int = 1) -> str:
+def align_table(rows: Rows, left: int = 1) -> str:
     """Format rows as an aligned Markdown table; row 0 is the header, the first `left` columns are flush left."""
     widths = [max(3, *(len(row[number]) for row in rows)) for number in range(len(rows[0]))]
     rule = ["-" * width if number < left else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
@@ -59,7 +59,7 @@ def aligned(rows: Rows, left: int = 1) -> str:
 
 def _launches(kernel: str, members: Sequence[Outcome]) -> str:
     """Return the table of all launches of a kernel, labelled by the fields in which they differ."""
-    varied, same = told_apart([member.source for member in members])
+    varied, same = compare_fields([member.source for member in members])
     rows: list[list[str]] = []
     for member in members:
         times = [f"{member.source.measured_us:,.1f}"]
@@ -79,7 +79,7 @@ def _launches(kernel: str, members: Sequence[Outcome]) -> str:
         "scheduled",
         "error",
     ]
-    return f"{kernel}: {', '.join(same)}\n\n{aligned([head, *rows], left=2)}"
+    return f"{kernel}: {', '.join(same)}\n\n{align_table([head, *rows], left=2)}"
 
 
 def _told(outcome: Outcome, names: Sequence[str]) -> str:
@@ -126,7 +126,7 @@ def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]
             figures = [percent(statistics.median(absolute)), percent(quantile(absolute, 0.9))]
             rows.append([*counts, label, *figures, _signed(statistics.median(errors))])
             counts = ["", "", ""]
-    return f"{_COUNTS}\n\n{aligned(rows)}"
+    return f"{_COUNTS}\n\n{align_table(rows)}"
 
 
 def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:

@@ -73,10 +73,10 @@ def rows(table: Path = HERE / "table.toml") -> list[Row]:
 
 def run(row: Row, check: bool) -> Outcome:
     """Run one row in a forked process; the parent process has imported the shared modules."""
-    from benchmarks.fidelity.sources.forked import reply
+    from benchmarks.fidelity.sources.forked import run_forked
 
     ended = {"passed": False, "detail": f"ended without a report, or after {TIME_LIMIT_S} s"}
-    return _judged(row, reply(lambda: _one(row, check), TIME_LIMIT_S) or ended)
+    return _judged(row, run_forked(lambda: _one(row, check), TIME_LIMIT_S) or ended)
 
 
 def _one(row: Row, check: bool) -> dict[str, Any]:
