@@ -125,10 +125,14 @@ def read_entries(path: str | Path) -> list[Entry]:
     content = read_json(path)
     if isinstance(content, dict) and "entries" in content:
         raise InvalidArgument(
-            "NKW-FIDELITY-FILE", f"{path} holds times of public sources: name their clones with --sources"
+            "NKW-FIDELITY-FILE",
+            f"{path} holds times of public sources, not a list of measurements: name their clones with --sources",
         )
     if not isinstance(content, list):
-        raise InvalidArgument("NKW-FIDELITY-FILE", f"{path} holds a {type(content).__name__}, not a list")
+        raise InvalidArgument(
+            "NKW-FIDELITY-FILE",
+            f"{path} holds a {type(content).__name__}, not a list: give a JSON list of measurements",
+        )
     return [_entry(number, item) for number, item in enumerate(content)]
 
 

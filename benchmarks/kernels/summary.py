@@ -10,10 +10,10 @@ from benchmarks.kernels.works import dense_works
 
 
 def summary(target: str, rows: Sequence[Measured | Refused], cores: int = 1) -> str:
-    """Return a sentence with the counts of a table, then one line for each row of `dense_works` below GOOD_SHARE.
+    """Return how many rows reach GOOD_SHARE of their floor, then one line for each row of `dense_works` that does not.
 
-    A row's share is that of its slower reading; a refused row never reaches its floor. The rows of `dense_works` are
-    the first 208 of a table on one core.
+    The counts are of the rows of `dense_works`, which are the first 208 of a table on one core, and of all rows. A
+    row's share is that of its slower reading; a refused row never reaches its floor.
     """
     dense_titles = {work.title for work in dense_works()}
     dense = [row for row in rows if row.work.title in dense_titles]

@@ -9,7 +9,7 @@ import nki.language as nl
 
 @nki.jit
 def softmax(x):
-    """Return the softmax of each row of x [T, H] in HBM, T a multiple of 128; computed in float32, in x's dtype."""
+    """Return the softmax of each row of x [T, H] in HBM, T a multiple of 128, with x's dtype; sums are float32."""
     tokens, columns = x.shape
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, 128):

@@ -157,10 +157,12 @@ def test_a_bad_clone_or_file_is_one_sentence_and_exit_status_2(
     other = tmp_path / "other.json"
     other.write_text('{"entries": 3}')
     inside = folder / "library/src/nkilib_src/nkilib/core/mlp/mlp.py"
-    known = f"{LIBRARY} (src/nkilib_src/nkilib) and {AUTOTUNE} (kernel_library)"
+    known = f"{LIBRARY} (src/nkilib_src/nkilib) or {AUTOTUNE} (kernel_library)"
     shape, clone = "NKW-FIDELITY-FILE", "NKW-FIDELITY-CLONE"
-    no_object = "holds no object with a list of entries, which --sources needs"
-    needs_clones = "holds times of public sources: name their clones with --sources"
+    no_object = "is not an object with a list `entries`, which --sources needs: give a file of public sources"
+    needs_clones = (
+        "holds times of public sources, not a list of measurements: name their clones with --sources"
+    )
     written = f"[{shape}] the results cannot be written to"
     for words, message in (
         ([file], f"[{shape}] {file} {needs_clones}"),
@@ -168,12 +170,15 @@ def test_a_bad_clone_or_file_is_one_sentence_and_exit_status_2(
         ([str(other), "--sources", library], f"[{shape}] {other} {no_object}"),
         (
             [file, "--sources", str(tmp_path)],
-            f"[{clone}] {tmp_path} is no clone with measured kernels: {known}",
+            f"[{clone}] {tmp_path} is not a clone of a repository with measured kernels: give one of {known}",
         ),
-        ([file, "--sources", file], f"[{clone}] {file} is no clone with measured kernels: {known}"),
+        (
+            [file, "--sources", file],
+            f"[{clone}] {file} is not a clone of a repository with measured kernels: give one of {known}",
+        ),
         (
             [file, *("--sources", library) * 2],
-            f"[{clone}] {library} is a second clone of {LIBRARY}: name one",
+            f"[{clone}] {library} is a second clone of {LIBRARY}: name only one of them",
         ),
         ([file, "--sources", library, "--json", file], f"{written} {file}: this command reads that file"),
         (

@@ -226,7 +226,7 @@ def test_a_copy_of_the_process_replies_or_ends() -> None:
 
 def test_a_folder_that_git_does_not_know_has_no_commit(folder: Path) -> None:
     assert recognise_clones([str(folder / "library")])[LIBRARY].commit == ""
-    with pytest.raises(InvalidArgument, match="is no clone"):
+    with pytest.raises(InvalidArgument, match="is not a clone"):
         recognise_clones([str(folder)])
 
 

@@ -60,7 +60,10 @@ def main() -> int:
     if options.sample is not None:
         chosen = sampled(chosen, options.sample, options.seed)
     if not chosen or options.processes < 1:
-        print("error: no mutant is chosen, or no process may run", file=sys.stderr)
+        print(
+            "error: no mutant is chosen, or --processes is below 1: widen --file or --only, or allow a process",
+            file=sys.stderr,
+        )
         return 2
     done = 0
 

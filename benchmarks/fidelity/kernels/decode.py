@@ -43,14 +43,14 @@ class Form:
 
 
 def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
-    """Return the output [128, N / 128] of an attention block for one token, with the residual added.
+    """Return the output [128, N / 128] of an attention block for one token in HBM, with the residual added.
 
     Args:
-        x: Hidden state of the token, [128, H / 128] in HBM.
+        x: Hidden state of the token, [128, H / 128] in HBM; the residual is its first N / 128 columns.
         w_qkv: [H, (heads + 2 kv heads) d].
         w_o: [heads d, N]; N is H, or the columns of one core.
         keys: Cache [kv heads, d, S]; the new key is written to position 0.
-        values: Cache [kv heads, S, d].
+        values: Cache [kv heads, S, d]; it is only read.
         angles: Cosines and sines of the token's position, [2, d, 1].
         heads: Number of query heads.
         form: Version of the block. Weights come in tiles of `form.width` columns, one DMA each.

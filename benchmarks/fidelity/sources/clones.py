@@ -39,10 +39,15 @@ def recognise_clones(folders: Sequence[str]) -> dict[str, Clone]:
         folder = Path(name).resolve()
         repo = next((repo for repo, inner in _FOLDERS.items() if (folder / inner).is_dir()), None)
         if repo is None:
-            known = " and ".join(f"{repo} ({inner})" for repo, inner in _FOLDERS.items())
-            raise InvalidArgument("NKW-FIDELITY-CLONE", f"{name} is no clone with measured kernels: {known}")
+            known = " or ".join(f"{repo} ({inner})" for repo, inner in _FOLDERS.items())
+            raise InvalidArgument(
+                "NKW-FIDELITY-CLONE",
+                f"{name} is not a clone of a repository with measured kernels: give one of {known}",
+            )
         if repo in clones:
-            raise InvalidArgument("NKW-FIDELITY-CLONE", f"{name} is a second clone of {repo}: name one")
+            raise InvalidArgument(
+                "NKW-FIDELITY-CLONE", f"{name} is a second clone of {repo}: name only one of them"
+            )
         clones[repo] = Clone(repo, folder, _commit(folder))
     return clones
 

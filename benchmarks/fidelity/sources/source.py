@@ -51,7 +51,8 @@ def read_sources(path: str | Path) -> list[Source]:
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise InvalidArgument(
-            "NKW-FIDELITY-FILE", f"{path} holds no object with a list of entries, which --sources needs"
+            "NKW-FIDELITY-FILE",
+            f"{path} is not an object with a list `entries`, which --sources needs: give a file of public sources",
         )
     repo = str(content.get("default_repo") or content.get("repo", "")).split(" ")[0]
     target = str(content.get("target", ""))

@@ -111,7 +111,10 @@ def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
 
 
 def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]) -> str:
-    """Return the table of errors by kernel and for all launches, with one row per compared reading."""
+    """Return the table of errors by kernel and for all launches: median and 90th percentile of |error|, median error.
+
+    Each compared reading has a row.
+    """
     rows = [["kernel", "covered", "schedule by", "reading", "median", "90 %", "bias"]]
     for name, members in [*groups.items(), ("all", outcomes)]:
         covered = [member for member in members if member.covered]

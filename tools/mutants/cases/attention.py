@@ -326,7 +326,10 @@ def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
 
 
 def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return slots [2 * tokens, 1] and block tables of new tokens of two sequences, in scattered pages of 16."""
+    """Return slots [2 * tokens, 1] and block tables [2, pages / 2] of new tokens of two sequences.
+
+    Pages have 16 positions and are scattered; the sequences' new tokens start at positions 100 and 128.
+    """
     tables = np.random.default_rng(3).permutation(pages).reshape(2, -1).astype(np.int32)
     row_positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
     slots = tables[np.arange(2).repeat(tokens), row_positions // 16] * 16 + row_positions % 16
