@@ -102,7 +102,9 @@ def test_kernels_get_half_of_every_code_and_twice_the_scales() -> None:
             "scales": (256, 1),
         }
     tensor_wide = {"elements": codes.view(ELEMENT), "scales": scales[:1]}
-    assert same(Scaled("fp8", None, None).pass_to_kernels(tensor_wide)["scales"].copy(), passed["scales"].copy())
+    assert same(
+        Scaled("fp8", None, None).pass_to_kernels(tensor_wide)["scales"].copy(), passed["scales"].copy()
+    )
     assert Scaled("fp8", 16, 24).kernel_tensors == ()
 
 
