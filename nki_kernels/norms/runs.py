@@ -7,12 +7,51 @@ nothing to sums.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.norms.blocks import load_column
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.tiles import PARTITIONS, filled
+
+
+@dataclass
+class RowFactors(nl.NKIObject):
+    """The factors 1 / rms of rows, for products of rows that are multiplied by the norm's weight alone.
+
+    Products may start before the factors are known, and are multiplied by them afterwards.
+
+    square_sums: float32 [partition, row] in SBUF, the sums of squares of each partition's elements. hidden: H,
+    elements of a row. eps: number that is added to the mean of the squares. factors: once `compute` has run, float32
+    [128, row] in SBUF, equal on every partition; None before.
+    """
+
+    square_sums: nl.NkiTensor
+    hidden: int
+    eps: float
+    factors: nl.NkiTensor | None = None
+
+    def compute(self):
+        """Return `factors`; the first call computes them, on the Tensor and the Scalar engine."""
+        if self.factors is None:
+            height, rows = self.square_sums.shape
+            everywhere = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_matmul(
+                dst=everywhere, stationary=filled((height, PARTITIONS), 1.0), moving=self.square_sums
+            )
+            self.factors = compute_inverse_root(
+                everywhere, 1.0 / self.hidden, filled((PARTITIONS, 1), self.eps)
+            )
+        return self.factors
+
+
+def sum_squares(tile, sums):
+    """Write the sums of squares of hidden states [partition, row, C] to `sums`, float32 [partition, row] in SBUF."""
+    squares = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=squares, op=nl.square, data=tile)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=2)
 
 
 def weight_runs(tile, norm):
@@ -57,7 +96,7 @@ def compute_reciprocal_roots(tile, hidden, norm):
     )
 
 
-def normalise_runs(tile, hidden, norm, weight, normalised=None):
+def normalise_runs(tile, hidden, norm, weight):
     """Return the RMSNorm of hidden states, tile * weight / rms of the row, as [partition, C, row] in SBUF.
 
     Args:
@@ -65,15 +104,13 @@ def normalise_runs(tile, hidden, norm, weight, normalised=None):
         hidden: H, elements of a row.
         norm: `Norm`, of which eps is used.
         weight: [partition, C] float32 in SBUF, in the layout of the tile.
-        normalised: SBUF tile for the result, or None for a new one.
     """
     height, rows, count = tile.shape
     weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)
     nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
     roots = compute_reciprocal_roots(tile, hidden, norm)[0]
-    if normalised is None:
-        normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
     scale = roots[0:height, :].expand_dim(1).broadcast(1, count)
     nisa.tensor_tensor(dst=normalised, data1=weighted, data2=scale, op=nl.multiply)
     return normalised

@@ -18,12 +18,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cores import divides_columns, find_core_columns, find_core_range, find_core_rows
-from nki_kernels.decode.hidden import can_hold_hidden, load_hidden
-from nki_kernels.dma import SCALAR, STATIC, transfer
-from nki_kernels.norms.blocks import load_column
+from nki_kernels.dma import STATIC
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import RowNorm
-from nki_kernels.norms.runs import normalise_runs
+from nki_kernels.projection.few_rows import load_few_rows, load_residual_rows
 from nki_kernels.projection.gated_product import GatedProduct, count_unit_columns, load_bias_columns
 from nki_kernels.projection.grouped_product import GroupLayout
 from nki_kernels.projection.products import add_products
@@ -47,9 +45,6 @@ from nki_kernels.weights import WeightMatrix, select_columns
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
-
-FEW_ROWS = 64
-"""Most rows that are taken in runs, see `takes_runs`: more rows come in too many small descriptors."""
 
 GROUP_TILES = 4
 """Row tiles of the largest group: 512 rows, the columns of the widest moving tile that every chip takes."""
@@ -208,11 +203,8 @@ def build_gated_product(weights, columns, activation, in_runs):
     b_gate = None if weights.b_gate is None else weights.b_gate[:, first:end]
     b_up = None if weights.b_up is None else weights.b_up[:, first:end]
     biases = [load_bias_columns(b_gate), load_bias_columns(b_up)]
-    scales = [None, load_bias_columns(matrices[len(matrices) - 1].scales)]
-    if weights.w_gate is not None:
-        scales[0] = load_bias_columns(matrices[0].scales)
     return GatedProduct(
-        matrices, biases, scales, activation, in_runs, weights.w_up.elements.shape[0], end - first
+        matrices, biases, [None, None], activation, in_runs, weights.w_up.elements.shape[0], end - first
     )
 
 
@@ -258,47 +250,23 @@ def count_due_units(chunk, chunks, units):
     return units if chunks == 0 else min(units, chunk * units // chunks + 1)
 
 
-def takes_runs(x, norm, ranks, has_row_gate):
-    """Return whether the rows of x are normalised and multiplied in runs instead of in row tiles.
-
-    Few rows leave most partitions of a row tile idle: the norm of one row of 8192 elements takes 20 us on one
-    partition. In runs it uses all partitions, and no row is transposed. norm: Norm; LayerNorm has no runs.
-    """
-    few = x.shape[0] <= FEW_ROWS and can_hold_hidden(x.shape[0], x.shape[1], x.dtype)
-    return few and norm.bias is None and ranks == 1 and not has_row_gate
-
-
 def prepare_rows(ffn, groups):
-    """Return RowBuffers whose `transposed` holds the normalised rows of the first group.
+    """Return RowBuffers whose `transposed` has the normalised rows of the first group; load the scales of gate and up.
 
-    Rows in runs are loaded, normalised and multiplied in that layout, so nothing is transposed. They are one
-    group, and have no row tiles. For a down product in groups, rows of zeros follow up to the width of a group.
+    Rows in runs come from `load_few_rows`, are one group, and have no row tiles. For a down product in groups
+    of columns, rows of zeros follow up to the width of a group.
     """
     if not ffn.gated.in_runs:
         height = count_tile_rows(ffn.ranks)
         buffers = allocate_row_buffers(ffn.ranks * groups[0].rows, ffn.gated.hidden, ffn.dtype, height)
         prepare_first_group(ffn, groups[0], buffers)
+        ffn.gated.load_scales()
         return buffers
     rows = ffn.rows.all_rows
-    tile = load_hidden(rows)
-    height, count, columns = tile.shape[0], tile.shape[2], rows.shape[0]
-    if ffn.groups is not None:
-        columns = ffn.groups.width
-    x = nl.ndarray((height, count, columns), dtype=ffn.dtype, buffer=nl.sbuf)
-    if columns > rows.shape[0]:
-        nisa.memset(dst=x, value=0.0, engine=nisa.engine.gpsimd)
-    if ffn.down.residual is not None and ffn.groups is None:
-        residual_tile = nl.ndarray((rows.shape[0], 1, ffn.down.y.shape[1]), dtype=ffn.dtype, buffer=nl.sbuf)
-        # Scalar triggers this load: rows of the residual are not needed before the end, the weights at once.
-        transfer(residual_tile.reshape(ffn.down.residual.shape), ffn.down.residual, SCALAR)
-        ffn.down.keep_residual(residual_tile)
-    used = x[:, :, 0 : rows.shape[0]]
-    if ffn.run_norm is None:
-        nisa.tensor_copy(dst=used, src=tile.permute((0, 2, 1)))
-    else:
-        weight = load_column(ffn.run_norm.weight, ffn.run_norm.offset, True)
-        normalise_runs(tile, ffn.gated.hidden, ffn.run_norm, weight, used)
-    return RowBuffers([], x, PARTITIONS)
+    if ffn.groups is None:
+        load_residual_rows(ffn.down, rows.shape[0])
+    columns = rows.shape[0] if ffn.groups is None else ffn.groups.width
+    return RowBuffers([], load_few_rows(rows, ffn.run_norm, ffn.gated, columns), PARTITIONS)
 
 
 def prepare_first_group(ffn, group, buffers):

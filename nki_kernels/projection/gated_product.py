@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.dma import STATIC
-from nki_kernels.norms.blocks import load_column
+from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.norms.runs import RowFactors
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import choose_operand_dtype, load_blocks_into, load_runs_into, select_columns
@@ -39,7 +39,8 @@ class GatedProduct(nl.NKIObject):
     weights: the WeightMatrix [hidden, inner] of gate and the one of up, or that of up alone. biases, scales:
     those of gate and up as `load_bias_columns` returns them, each maybe None. activation: function of the Scalar
     engine. in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
-    contraction. inner: columns of the intermediate.
+    contraction. inner: columns of the intermediate. row_factors: RowFactors that multiply the rows of the
+    sums, if x is not normalised yet, else None.
     """
 
     weights: list
@@ -49,6 +50,13 @@ class GatedProduct(nl.NKIObject):
     in_runs: bool
     hidden: int
     inner: int
+    row_factors: RowFactors | None = None
+
+    def load_scales(self):
+        """Load the scales of gate and up into SBUF, if the weights have any; until then `scales` has None for both."""
+        for side in range(len(self.weights)):
+            # Up is the last weight, and has the second place also where there is no gate.
+            self.scales[2 - len(self.weights) + side] = load_bias_columns(self.weights[side].scales)
 
 
 @dataclass
@@ -131,6 +139,8 @@ def compute_unit(product, intermediate, x, first_column, planned_loads):
     """
     unit = allocate_unit(product, first_column, x.shape[2])
     accumulate(unit, product, x, planned_loads)
+    if product.row_factors is not None:
+        multiply_rows(unit, product)
     for bank in range(len(unit.banks[0])):
         activate_bank(intermediate, unit, bank, product)
     if unit.packed_bank is not None:
@@ -146,7 +156,8 @@ def accumulate(unit, product, x, planned_loads):
     rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
     sides = len(product.weights)
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
-    blocks_per_piece = max(1, PIECE_ELEMENTS // width)
+    most = PIECE_ELEMENTS if operand_dtype == x.dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
+    blocks_per_piece = max(1, most // width)
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
@@ -198,6 +209,41 @@ def load_piece(piece, unit, product, first_block):
             load_runs_into(piece[:, side, :, :], select_columns(weight, columns[0], columns[1]), first_block)
         else:
             load_blocks_into(piece[:, side, :, :], weight.submatrix((start, end), columns), STATIC)
+
+
+def multiply_rows(unit, product):
+    """Replace the banks of a unit by float32 SBUF tiles with their sums times the row factors of the product."""
+    factors = product.row_factors.compute()
+    rows, width = factors.shape[1], unit.full_width
+    for side in range(len(unit.banks)):
+        for bank in range(len(unit.banks[side])):
+            first = bank * unit.blocks_per_bank
+            last = min(blocks(width), first + unit.blocks_per_bank)
+            full = max(first, min(last, width // PARTITIONS))
+            sums = unit.banks[side][bank]
+            scaled = nl.ndarray((PARTITIONS, (last - first) * rows), dtype=nl.float32, buffer=nl.sbuf)
+            if full > first:
+                columns = (full - first) * rows
+                multiply_by_rows(scaled[:, 0:columns], sums[:, 0:columns], factors)
+            if last > full:
+                # The short block has sums on its first partitions only.
+                height = width - full * PARTITIONS
+                columns = slice((full - first) * rows, (last - first) * rows)
+                multiply_by_rows(scaled[0:height, columns], sums[0:height, columns], factors[0:height, :])
+            unit.banks[side][bank] = scaled
+    if unit.packed_bank is not None:
+        scaled = nl.ndarray(unit.packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        multiply_by_rows(scaled, unit.packed_bank, factors[0 : scaled.shape[0], :])
+        unit.packed_bank = scaled
+
+
+def multiply_by_rows(dst, sums, factors):
+    """Write sums [partition, block * row] times factors [partition, row], the same for every block, to `dst`."""
+    height, rows = factors.shape
+    count = sums.shape[1] // rows
+    shape = (height, count, rows)
+    factor = factors.expand_dim(1).broadcast(1, count)
+    nisa.tensor_tensor(dst=dst.reshape(shape), data1=sums.reshape(shape), data2=factor, op=nl.multiply)
 
 
 def activate_bank(intermediate, unit, bank, product):
@@ -314,15 +360,26 @@ def load_bias_columns(row):
     """
     if row is None:
         return None
-    columns = load_column(row, 0.0, False)
-    packed = count_packed_columns(row.shape[1])
-    if packed == 0:
-        return columns
-    height, count = columns.shape
-    tall = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=tall[0:height, :], src=columns)
-    # Up sums of a packed block lie on the upper partitions of their bank, so its bias must lie there too.
-    nisa.tensor_copy(
-        dst=tall[packed : 2 * packed, count - 1 : count], src=columns[0:packed, count - 1 : count]
-    )
+    columns = row.shape[1]
+    height, count, packed = min(PARTITIONS, columns), blocks(columns), count_packed_columns(columns)
+    full = columns // PARTITIONS
+    # The columns of a block lie on partitions, 128 elements apart in HBM: so blocks are loaded as lines and transposed.
+    lines = nl.ndarray((count, height), dtype=row.dtype, buffer=nl.sbuf)
+    if full < count:
+        # On gen2 a transpose is a product, in which a NaN behind the short line would spread to other elements.
+        nisa.memset(dst=lines, value=0.0, engine=nisa.engine.gpsimd)
+        transfer(
+            lines[full:count, 0 : columns - full * PARTITIONS], row[:, full * PARTITIONS : columns], SCALAR
+        )
+    if full > 0:
+        # Scalar triggers these loads, so that the queue of the weights does not wait for the memset.
+        transfer(lines[0:full, :], row[:, 0 : full * PARTITIONS].reshape((full, PARTITIONS)), SCALAR)
+    transposed = nl.ndarray((height, count), dtype=row.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed, data=lines)
+    tall = nl.ndarray((max(height, 2 * packed), count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=tall[0:height, :], src=transposed)
+    if packed > 0:
+        # Up sums of a packed block lie on the upper partitions of their bank, so its bias must lie there too.
+        last = slice(count - 1, count)
+        nisa.tensor_copy(dst=tall[packed : 2 * packed, last], src=transposed[0:packed, last])
     return tall

@@ -97,11 +97,8 @@ def load_operands(product, layout):
         transfer(
             lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), SCALAR
         )
-        nisa.nc_stream_shuffle(
-            dst=scales[first : first + quadrant, :, :],
-            src=lines[first : first + 1, :, :],
-            shuffle_mask=[0] * quadrant,
-        )
+    # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
+    nisa.nc_stream_shuffle(dst=scales, src=lines, shuffle_mask=[0] * quadrant)
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None:
@@ -169,7 +166,11 @@ def store_chunk(product, operands, bank, chunk, layout):
     else:
         scaled = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=scaled, data1=bank, data2=operands.scales[:, chunk, :], op=nl.multiply)
-        nisa.tensor_tensor(dst=y_tile, data1=scaled, data2=operands.residual[:, chunk, :], op=nl.add)
+        # On gen2 GpSimd and the Vector engine wait for each other at their port, so the Vector engine adds.
+        gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+        engine = nisa.engine.vector if gen2 else nisa.engine.gpsimd
+        residual = operands.residual[:, chunk, :]
+        nisa.tensor_tensor(dst=y_tile, data1=scaled, data2=residual, op=nl.add, engine=engine)
     for group in range(layout.count_groups()):
         first = group * layout.width
         # A store waits for its product, and in the queue of bulk loads the next weights would wait with it.

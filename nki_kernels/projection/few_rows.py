@@ -1,0 +1,133 @@
+"""Few rows of a feed-forward block with weights of 8 bits: from HBM to the moving operand of the gate and up product.
+
+Such weights arrive in half the time of others, so the time before the first product counts. Rows in row tiles would
+leave most partitions idle: the norm of one row of 8192 elements takes 20 us on one partition. Here rows lie in runs:
+with C = ceil(H / 128) partition p holds elements p * C … of every row, [partition, C, row]. They are multiplied by the
+norm's weight alone, and the sums by 1 / rms of their rows (`RowFactors`), so that products wait for one pass over x.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.hidden import can_hold_hidden, load_hidden
+from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.norms.blocks import load_column
+from nki_kernels.norms.runs import RowFactors, sum_squares
+from nki_kernels.tiles import BANK_BYTES, PARTITIONS, allocate_psum_slots, blocks, count_slot_columns
+
+FEW_ROWS = 64
+"""Most rows that are taken in runs."""
+
+RUN_LOADS = 16
+"""Most rows that are loaded in runs: C elements of a row lie together, so more rows take too many descriptors."""
+
+
+def takes_runs(x, norm, ranks, has_row_gate):
+    """Return whether rows x [T, H] @ HBM are multiplied in runs: few rows on one rank, RMSNorm or none, no row gate.
+
+    norm: Norm. ranks: over how many ranks the rows are cut.
+    """
+    few = x.shape[0] <= FEW_ROWS and can_hold_hidden(x.shape[0], x.shape[1], x.dtype)
+    return few and norm.bias is None and ranks == 1 and not has_row_gate
+
+
+def load_few_rows(x, norm, gated, columns):
+    """Return rows x [T, H] @ HBM in runs, a new SBUF tile [partition, C, column], zeros behind the T rows.
+
+    Also loads the scales of the GatedProduct `gated`. With a norm, rows are multiplied by its weight, and
+    `gated.row_factors` is set.
+
+    Args:
+        norm: Norm, RMSNorm; None for none.
+        columns: columns of the result, at least T.
+    """
+    rows, hidden = x.shape
+    transposes = rows > RUN_LOADS and hidden % PARTITIONS == 0
+    tile = load_row_tile(x) if transposes else load_hidden(x)
+    height, count = min(PARTITIONS, blocks(hidden, blocks(hidden))), blocks(hidden)
+    result = nl.ndarray((height, count, columns), dtype=x.dtype, buffer=nl.sbuf)
+    if columns > rows:
+        nisa.memset(dst=result, value=0.0, engine=nisa.engine.gpsimd)
+    weight = None if norm is None else load_column(norm.weight, norm.offset, True)
+    # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
+    gated.load_scales()
+    if transposes:
+        transpose_weighted(result[:, :, 0:rows], tile, weight)
+    else:
+        write_weighted(result[:, :, 0:rows], tile.permute((0, 2, 1)), weight)
+    if norm is not None:
+        sums = nl.ndarray((rows if transposes else height, columns), dtype=nl.float32, buffer=nl.sbuf)
+        if columns > rows:
+            nisa.memset(dst=sums, value=0.0, engine=nisa.engine.gpsimd)
+        if transposes:
+            sum_row_squares(tile, sums[:, 0:rows])
+        else:
+            sum_squares(tile, sums[:, 0:rows])
+        gated.row_factors = RowFactors(sums, hidden, norm.eps)
+    return result
+
+
+def load_row_tile(x):
+    """Load rows x [T, H] @ HBM as a new SBUF tile [row, H], one row on each partition."""
+    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+    transfer(tile, x, STATIC)
+    return tile
+
+
+def write_weighted(dst, rows, weight):
+    """Write rows [partition, C, row] times a weight [partition, C] to `dst` in SBUF; without a weight copy them."""
+    if weight is None:
+        nisa.tensor_copy(dst=dst, src=rows)
+    else:
+        factor = weight.expand_dim(2).broadcast(2, rows.shape[2])
+        nisa.tensor_tensor(dst=dst, data1=rows, data2=factor, op=nl.multiply)
+
+
+def transpose_weighted(dst, tile, weight):
+    """Transpose an SBUF tile [row, H] on the Tensor engine into runs, dst [partition, C, row], times a weight or None.
+
+    As many transposes as fit share a PSUM bank, which one instruction reads.
+    """
+    rows, hidden = tile.shape
+    count = hidden // PARTITIONS
+    itemsize = 4 if tile.dtype == nl.float32 else 2
+    per_bank = BANK_BYTES // itemsize // count_slot_columns(rows, tile.dtype)
+    for first in range(0, count, per_bank):
+        end = min(count, first + per_bank)
+        bank = allocate_psum_slots(PARTITIONS, end - first, rows, tile.dtype)
+        for k in range(first, end):
+            # Element k of each run: every C-th element of a row, from k on.
+            nisa.nc_transpose(dst=bank[:, k - first, :], data=tile[:, k:hidden:count])
+        write_weighted(dst[:, first:end, :], bank, None if weight is None else weight[:, first:end])
+
+
+def sum_row_squares(tile, sums):
+    """Write the sum of squares of each row of an SBUF tile [row, H] to `sums`, float32 [row, row], on its diagonal.
+
+    The other elements become zeros, so that the sum over partitions has the row's sum in its column.
+    """
+    rows, hidden = tile.shape
+    squares = nl.ndarray((rows, hidden), dtype=nl.bfloat16, buffer=nl.sbuf)
+    column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation_reduce(dst=squares, op=nl.square, data=tile, reduce_op=nl.add, reduce_res=column)
+    nisa.affine_select(
+        dst=sums,
+        pattern=[[-1, rows]],
+        channel_multiplier=1,
+        on_true_tile=column.broadcast(1, rows),
+        on_false_value=0.0,
+        cmp_op=nl.equal,
+    )
+
+
+def load_residual_rows(down, rows):
+    """Load the residual of a ResidualProduct of `rows` rows, if it has one, and keep it in SBUF as its residual tile.
+
+    Scalar triggers the load: the residual is not needed before the end, the weights at once.
+    """
+    if down.residual is not None:
+        tile = nl.ndarray((rows, 1, down.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
+        transfer(tile.reshape(down.residual.shape), down.residual, SCALAR)
+        down.keep_residual(tile)
