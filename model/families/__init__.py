@@ -93,11 +93,12 @@ def read_config(path: Path, family: str | None = None) -> ModelConfig:
     """Return the config of a text or speech model for a plan; it may describe what no layer computes.
 
     Args:
-        path: A config.json, the folder that contains it, or the name of a published model.
+        path: A config.json, or the folder that contains it. `find_config_path` returns it for a published model's name.
         family: Model type of a family under which the config is read, whatever its own; None for its own.
 
     Raises:
-        ModelError: The path does not exist, the model type is unknown, or a field is missing or has the wrong type.
+        ModelError: There is no config at the path; its model type is unknown or for another task; or a field is missing
+            or has the wrong type.
     """
     config = read_record(path, family)
     if not isinstance(config, ModelConfig):

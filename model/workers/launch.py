@@ -132,7 +132,10 @@ class SingleWorker:
         return read_answer(outcome, body, limits)
 
     def stop(self) -> None:
-        """End the worker process and its job; the next job starts a new process."""
+        """Close the socket, so that the worker process and its job end, and wait for the process.
+
+        The next job starts a new process. Without a process nothing happens.
+        """
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._process.wait()

@@ -341,13 +341,14 @@ def allocate_intermediate(ffn, rows):
 
 
 def count_tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
-    """Return how many row tiles the largest group has that fits in SBUF: at most GROUP_TILES, and 0 if no group fits.
+    """Return how many row tiles the largest group has that fits in SBUF: at most GROUP_TILES; 0 or less if none fits.
 
-    A group takes its row tiles, their transposes and two intermediates. With 0, the caller must take one row
+    A group takes its row tiles, their transposes and two intermediates. With 0 or less, the caller must take one row
     tile at a time with one intermediate, so that groups do not overlap.
 
     hidden, inner: columns of x and of the intermediate. resident_bytes: bytes of each partition that are
-    taken already. ranks: over how many ranks the rows are cut.
+    taken already. ranks: over how many ranks the rows are cut; with several, two rows of x on each partition,
+    on their way to the others, are taken too.
     """
     if ranks > 1:
         resident_bytes += 2 * item_bytes(dtype) * hidden  # rows of this rank on their way to the others

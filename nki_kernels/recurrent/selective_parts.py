@@ -142,10 +142,11 @@ class Unit(nl.NKIObject):
     def transpose_inputs(self, dtype):
         """Set `inputs` to `columns` (time steps times u, in pieces) transposed.
 
-        It is a new SBUF tile [piece and token in block, block, channel].
+        It is a new SBUF tile [piece and token in block, block, channel]. Pieces are the numbers that each product is
+        the sum of, see `choose_cut`; in a block, all tokens of a piece lie on partitions one after another.
 
         Args:
-            dtype: of the input weights.
+            dtype: of the input weights, and of the tile; it decides how many pieces there are.
         """
         self.inputs = transpose_inputs(self.columns, dtype)
 

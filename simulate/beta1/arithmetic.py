@@ -172,7 +172,10 @@ def _choose_result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
 
 
 def _find_widest(first: DType, *dtypes: DType) -> DType:
-    """Return the widest dtype: float before integer, then more bytes; float32 for two 2-byte floats that differ."""
+    """Return the widest dtype: float before integer, then more bytes, then the first.
+
+    Floats of the same size that differ, such as float16 and bfloat16, give float32.
+    """
     widest = first
     for dtype in dtypes:
         if dtype == widest:

@@ -847,7 +847,11 @@ def start_child(
 
 
 def list_inherited_options(out: Path, options: argparse.Namespace) -> list[str]:
-    """Return the options that child processes inherit, as words of a command line."""
+    """Return the options that child processes inherit, as words of a command line.
+
+    They are --out with the folder `out`, --warmup and --repetitions, and, if they are given, --weights with an absolute
+    path, --only and --leave-out.
+    """
     words = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
     words += ["--weights", str(Path(options.weights).resolve())] if options.weights else []
     several = {"--only": options.only, "--leave-out": options.leave_out}

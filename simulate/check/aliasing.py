@@ -69,11 +69,11 @@ def _find_shifted(stream: Stream) -> list[Finding]:
 
 
 def _list_streamed_pairs(template: Template) -> list[tuple[int, int]]:
-    """Return the (operand, result) pairs of an instruction that could overlap while an engine streams elements.
+    """Return every (operand, result) pair of an instruction whose elements an engine streams, overlapping or not.
 
-    Both are operand indices of the template, and the operand is on chip. The list is empty for DMAs, for
-    synchronisation, for views with run-time addresses, and for instructions that are neither element by
-    element nor transposes.
+    Both are operand indices of the template, and the operand is on chip. Neither tensors nor addresses are compared.
+    The list is empty for DMAs, for synchronisation, for views with run-time addresses, and for instructions that are
+    neither element by element nor transposes.
     """
     plan = template.plan
     # A shuffle of partitions may be in place, as its page says; gathers and searches state nothing.

@@ -293,10 +293,13 @@ def _transpose_leftover(
 ) -> Leftover | None:
     """Return the leftover of a transposed result, whose axis is the other one; None if a box does not have two dims.
 
+    A box is a range of rows and one of bytes in a row. The leftover's range along its axis, as far as it is inside of
+    `box`, is converted from rows to bytes or from bytes to rows. Along the other axis the new box is that of `target`.
+
     Args:
-        tile: The operand.
+        tile: The operand; only the size of its elements counts.
         box: The box of the operand.
-        result: The result.
+        result: The result; only the size of its elements counts.
         target: The box of the result.
         leftover: The leftover in the operand.
     """

@@ -180,7 +180,12 @@ def _list_shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) 
 
 
 def _list_barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
-    """Return, in program order, the tensor that each rendezvous orders; None for a sendrecv: it orders all."""
+    """Return, in program order, the tensor that each rendezvous orders; None for a sendrecv: it orders all.
+
+    Args:
+        stream: The stream of a core that takes part in all of them.
+        rendezvous: Serial numbers of the rendezvous, in any order.
+    """
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):

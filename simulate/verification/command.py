@@ -28,10 +28,10 @@ from simulate.verification.verdict import Verdict
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    """Print the verdict on a kernel and return the exit status; output of the kernel and the reference goes to stderr.
+    """Print the verdict on a kernel, write the document of --json if asked, and return the exit status.
 
-    The status is 0 for a right and clean kernel, 1 for another one, 2 if the words or options cannot be used,
-    3 if there is no verdict.
+    The status is 0 for a right and clean kernel, 1 for another one, 2 if the words or options cannot be used, 3 if
+    there is no verdict, because the kernel or the reference ended, crashed or failed. Their output goes to stderr.
     """
     if not names_a_kernel(options.script):
         error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")

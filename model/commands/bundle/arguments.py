@@ -17,7 +17,11 @@ OPTIONS = options(
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Return whether the words after `nkw bundle` ask for a model: they include --layer, or begin with its folder."""
+    """Return whether the words after `nkw bundle` ask for a model, not for a kernel.
+
+    They do if they include --layer, also as --layer=N, or if the first word is a folder with a config.json or the name
+    of a model that comes along, such as "stories".
+    """
     if any(word.partition("=")[0] == "--layer" for word in words):
         return True
     folder = find_model_path(words[0]) if words else Path()

@@ -166,10 +166,10 @@ def parse_limit(names: Sequence[str]) -> Callable[[str], tuple[str, float]]:
     """Return a function that reads NAME:MILLISECONDS, with one of `names`."""
 
     def read_limit(text: str) -> tuple[str, float]:
-        """Return the name, and the milliseconds as a float.
+        """Return the name and the milliseconds, as a float, of a text such as "ttft:200".
 
         Raises:
-            argparse.ArgumentTypeError: The name is unknown, or the limit is not 0 or a positive number.
+            argparse.ArgumentTypeError: The name is unknown, or what follows the colon is not 0 or a positive number.
         """
         name, _, limit = text.partition(":")
         if name not in names:

@@ -178,7 +178,10 @@ class Source:
                 yield node, name
 
     def attributes(self, scope: Scope) -> Iterator[tuple[ast.Attribute, str]]:
-        """Yield (node, dotted NKI name) for each attribute access in a function; the name is empty outside of NKI."""
+        """Yield (node, dotted NKI name) for each attribute access in a function, those inside a longer chain included.
+
+        The name is that of `name_of`, such as "nl.load"; it is empty outside of NKI.
+        """
         for node in scope.nodes(ast.Attribute):
             yield node, self.name_of(node)
 

@@ -215,7 +215,10 @@ class SideBySide:
 
     @property
     def _useful_flops(self) -> float | None:
-        """Measured FLOP without transposes, which the roofline does not count either; None if unknown."""
+        """Measured FLOP without transposes, which the roofline does not count either; at least 0.
+
+        None if the FLOP are unknown; unknown FLOP of transposes count as 0.
+        """
         if self.measured.hw_flops is None:
             return None
         return max(self.measured.hw_flops - (self.measured.transpose_flops or 0), 0)

@@ -88,11 +88,14 @@ class Lowering:
         self._position = 0
 
     def run(self) -> Builder:
-        """Lower every plan and return the builder with the operations.
+        """Append every plan to the builder, in program order, and return it.
+
+        A plan is lowered to operations, except for those that must run as recorded, such as collectives: these are
+        appended as `Unlowered`.
 
         Raises:
             NotFused: An operand has elements that no instruction wrote or consists of too many views, or an
-                instruction with state cannot be lowered.
+                instruction with state has to stay unlowered.
         """
         for position, (plan, accumulate_mask, _) in enumerate(self._recorded):
             self._position = position
