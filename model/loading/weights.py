@@ -134,6 +134,19 @@ def list_kernel_parameters(kernel: str) -> Collection[str]:
     return device.list_kernel_parameters(kernel)
 
 
+def plan_weight_dtypes(weights: Iterable[Weight], format: Format | None, dtype: np.dtype) -> WeightDtypes:
+    """Return the dtypes of weights without a checkpoint: `dtype`, and `format` for those that kernels read in it.
+
+    A None `format` means that no weight is quantised.
+    """
+    formats = {
+        weight.name: format
+        for weight in weights
+        if format is not None and weight.find_planned_format(format, list_kernel_parameters) is not None
+    }
+    return WeightDtypes(dtype, formats=frozenset(formats.items()))
+
+
 def choose_weight_dtypes(
     weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], activations: np.dtype
 ) -> WeightDtypes:

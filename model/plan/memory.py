@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from model.layers.paged import Slots
-from model.plan.sizes import DTYPE_BYTES, ModelSizes
+from model.plan.sizes import ModelSizes
 from model.state import count_window_pages
 
 
@@ -65,8 +65,10 @@ def compute_footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: i
         tokens: tokens of a sequence in the cache.
         ep: groups of `tp` ranks that divide the routed experts among them; every group holds all other weights.
     """
-    elements = sum(section.count * section.count_elements(tp, ep).total() for section in model.sections)
-    return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.count_cache_bytes(tokens, dtype, tp))
+    weight_bytes = sum(
+        section.count * section.count_weight_bytes(tp, ep, dtype) for section in model.sections
+    )
+    return Footprint(tp, tokens, weight_bytes, model.count_cache_bytes(tokens, dtype, tp))
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ class Stage:
     blocks: tuple[tuple[LayerSizes, int], ...]
     ends: tuple[LayerSizes, ...]
 
-    def count_elements(self, shape: MeshShape) -> int:
-        """Return the number of weight elements that one rank of the stage holds."""
-        return sum(section.count_elements(shape.tp).total() for section in self.ends) + sum(
-            count * section.count_elements(shape.tp, shape.ep).total() for section, count in self.blocks
+    def count_weight_bytes(self, shape: MeshShape, dtype: str) -> int:
+        """Return the bytes of weights that one rank of the stage holds, as `LayerSizes` counts them."""
+        return sum(section.count_weight_bytes(shape.tp, 1, dtype) for section in self.ends) + sum(
+            count * section.count_weight_bytes(shape.tp, shape.ep, dtype) for section, count in self.blocks
         )
 
 
@@ -148,7 +148,7 @@ class Meshes:
         step is None if this batch does not fit.
         """
         stages = self._stages(shape.tp, shape.pp)
-        weight_bytes = [stage.count_elements(shape) * self._size for stage in stages]
+        weight_bytes = [stage.count_weight_bytes(shape, self._dtype) for stage in stages]
         cache_bytes = [self._cache_bytes(stage, shape.tp) for stage in stages]
         capacity = self._capacity
         sequences = shape.ep * min(

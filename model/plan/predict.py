@@ -22,18 +22,18 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.device import chip, find_sorted_expert_width, list_kernel_parameters, schedule_stages
+from model.device import chip, find_sorted_expert_width, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
-from model.formats import Format
 from model.layers.experts import RoutedExperts
-from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes
+from model.layers.launch import Growth, Launch, Phase, StepShape
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
+from model.loading.weights import plan_weight_dtypes
 from model.mesh import Mesh
-from model.network import Network, Section
+from model.network import Section
 from model.plan.dry import DryTimes, Time, extrapolate
 from model.plan.experts import time_few_rows, time_sorted_rows
 from model.plan.roofline import compute_core_peaks
@@ -170,7 +170,7 @@ class Predictor:
         length = bucket_length(context, context, self._mesh.row_multiple)
         self._step = StepShape(
             *(Phase.decode, 1, 1, length, context, ranks, planned_dtype),
-            plan_weight_dtypes(self._network, config.weight_format, planned_dtype),
+            plan_weight_dtypes(self._network.weights, config.weight_format, planned_dtype),
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
             lnc=lnc,
@@ -457,16 +457,6 @@ class Predictor:
         routing = replace(layer.routing, count=layer.routing.count // groups)
         time = time_sorted_rows if launch.kernel == "experts_prefill" else time_few_rows
         return time(measure, launch.rows, routing, step.ranks)
-
-
-def plan_weight_dtypes(network: Network, format: Format | None, dtype: np.dtype) -> WeightDtypes:
-    """Return the dtypes of a planned model's weights: `dtype`, and `format` for those that kernels read in it."""
-    formats = {
-        weight.name: format
-        for weight in network.weights
-        if format is not None and weight.find_planned_format(format, list_kernel_parameters) is not None
-    }
-    return WeightDtypes(dtype, formats=frozenset(formats.items()))
 
 
 def _sum_by_name(times: Iterable[LaunchTime]) -> tuple[LaunchTime, ...]:

@@ -30,10 +30,12 @@ from model.config import ModelConfig
 from model.config.blocks import Experts
 from model.errors import ModelError
 from model.families import compose, read_config
+from model.formats import Format
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, Slots
 from model.layers.shard import Shard
+from model.loading.weights import plan_weight_dtypes
 from model.network import Network
 
 COMPONENTS = {
@@ -57,20 +59,27 @@ class LayerSizes:
     | `experts` | config of the routed experts in the section; None without them |
     | `component` | component of all weights; if empty, each weight has its own |
     | `count_elements(tp, ep=1)` | elements of weights on a rank by component; see `_count_elements` |
+    | `count_weight_bytes(tp, ep, dtype)` | bytes of weights on a rank; see `_count_weight_bytes` |
     | `count_page_bytes(tp, dtype, read=False)` | cache bytes of one position or slot; see `_count_page_bytes` |
     | `count_products(phase, tokens, tp=1)` | multiply-adds without weights; see `_count_products` |
     """
 
     def __init__(
-        self, layers: Sequence[Layer], count: int = 1, experts: Experts | None = None, component: str = ""
+        self,
+        layers: Sequence[Layer],
+        count: int = 1,
+        experts: Experts | None = None,
+        component: str = "",
+        weight_format: Format | None = None,
     ) -> None:
-        self.count, self.experts, self._layers = count, experts, layers
+        self.count, self.experts, self._layers, self._weight_format = count, experts, layers, weight_format
         self._weights = [
             (component or weight.component or layer.component, weight)
             for layer in layers
             for weight in layer.weights
         ]
         self.count_elements = lru_cache(maxsize=None)(self._count_elements)
+        self.count_weight_bytes = lru_cache(maxsize=None)(self._count_weight_bytes)
         self.count_page_bytes = lru_cache(maxsize=None)(self._count_page_bytes)
         self.count_products = lru_cache(maxsize=None)(self._count_products)
 
@@ -112,6 +121,28 @@ class LayerSizes:
         for component, weight in self._weights:
             counts[component] += prod(weight.shape(Shard(0, tp, 0, ep)))
         return counts
+
+    def _count_weight_bytes(self, tp: int, ep: int, dtype: str) -> int:
+        """Return the bytes of weights on a rank, padding included.
+
+        Weights that kernels read in the model's weight format count as stored, all others in `dtype`.
+
+        Args:
+            tp: tensor-parallel ranks.
+            ep: groups of `tp` ranks that divide the routed experts among them.
+            dtype: float32, float16 or bfloat16.
+        """
+        format = self._weight_format
+        stored = 0
+        plain = self.count_elements(tp, ep).total()
+        if format is not None and format.kernel_tensors:
+            dtypes = plan_weight_dtypes([weight for _, weight in self._weights], format, np.dtype(np.float32))
+            for _, weight in self._weights:
+                if dtypes.find_format(weight.name) is not None:
+                    plain -= prod(weight.shape(Shard(0, tp, 0, ep)))
+                    arrays = weight.describe(Shard(0, tp, 0, ep), dtypes).values()
+                    stored += sum(prod(shape) * element.itemsize for shape, element in arrays)
+        return stored + plain * DTYPE_BYTES[dtype]
 
     def _count_page_bytes(self, tp: int, dtype: str, read: bool = False) -> Counter[CacheGroup]:
         """Return the cache bytes of one position or slot on a rank, by cache group.
@@ -191,19 +222,24 @@ class ModelSizes:
         """Sizes of the distinct decoder layers, each with the number of equal ones."""
         first = dict(zip(reversed(self.config.blocks), reversed(self.network.blocks)))
         return tuple(
-            LayerSizes(first[block], count, block.mlp if isinstance(block.mlp, Experts) else None)
+            LayerSizes(
+                first[block],
+                count,
+                block.mlp if isinstance(block.mlp, Experts) else None,
+                weight_format=self.config.weight_format,
+            )
             for block, count in Counter(self.config.blocks).items()
         )
 
     @cached_property
     def embedding(self) -> LayerSizes:
         """Sizes of the layers before the decoder layers."""
-        return LayerSizes(self.network.sections[0])
+        return LayerSizes(self.network.sections[0], weight_format=self.config.weight_format)
 
     @cached_property
     def head(self) -> LayerSizes:
         """Sizes of the layers after the decoder layers."""
-        return LayerSizes(self.network.sections[-1])
+        return LayerSizes(self.network.sections[-1], weight_format=self.config.weight_format)
 
     @cached_property
     def aside(self) -> LayerSizes:

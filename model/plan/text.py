@@ -443,7 +443,7 @@ def describe_basis(plan: Plan) -> Iterator[str]:
         if plan.model.config.weight_format is None or not plan.model.config.weight_format.kernel_tensors:
             yield f"Weights quantised by {method} are planned as {dtype}."
         else:
-            yield f"Of the weights quantised by {method}, mlp reads its own in 8 bits; others, and memory, are {dtype}."
+            yield f"Of the weights quantised by {method}, mlp reads its own in 8 bits; others are {dtype}."
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
         yield f"Times are rooflines, at least, of the peaks given ({plan.placement.peaks.source})."
