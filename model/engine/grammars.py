@@ -150,7 +150,10 @@ class Grammars:
             return grammar
 
     def submit(self, params: StructuredOutputsParams, text: str, size_bytes: int) -> HelperCall:
-        """Compile a grammar in a helper thread, after a worker process has compiled it within its limits, and cache it.
+        """Compile a grammar in a helper thread of this process, and cache it.
+
+        No worker process is started here: the caller has had one compile the form within its limits, which returned
+        `text` and `size_bytes`.
 
         Args:
             params: The form, which is the key of the cache.

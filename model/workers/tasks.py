@@ -15,7 +15,9 @@ from model.workers.text_length import text_bound
 class TextTasks:
     """Tasks of a text worker: the tokenizer, the chat template and the grammar compiler of a model folder.
 
-    Every job runs in a process of its own with limits, so no library call is tried in another process first.
+    The worker process (`supervisor`) makes one object. For each job it calls `prepare`, then forks a process with
+    limits and calls `run` there, so the job finds loaded what `prepare` has loaded. No library call is tried in
+    another process first.
     """
 
     def __init__(self, folder: str, vocab_size: int, end_tokens: list[int]) -> None:

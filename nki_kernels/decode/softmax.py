@@ -1,6 +1,6 @@
 """Softmax over keys that lie on the partitions, for several sequences at once, relative to the exact maximum.
 
-`decode.pipeline`, `decode.launch` and `latent.decode_items` call these functions.
+`decode.pipeline`, `decode.item_stages`, `decode.launch` and `latent.decode_items` call these functions.
 
 Scores are tiles [key on partition, unit, chunk of keys, query], where a unit is one kv head of one sequence and a
 chunk is 128 keys. Along a partition the maximum takes one instruction. Across the partitions it takes a transpose,
@@ -9,6 +9,11 @@ so that a kernel can put the work of another unit between them.
 
 Of S cached positions, partition p of chunk c has position p * (S // 128) + c. What remains of S is a chunk of its
 own, and new keys are the last chunk.
+
+New keys are either apart, or in the cache already (`sizes.stored`). If they are apart, cached keys get
+`mark_earlier_keys` and new ones `mark_causal_keys`. If they are in the cache, all keys get `mark_keys_up_to_tokens`,
+and there is no causal mask. `mark_keys_in_window` cuts either mask to a window. Without new keys the last chunk stays
+LOWEST, but for the sinks that `decode.item_stages.add_sinks` writes there, behind the partitions of new keys.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import nki.language as nl
 
 @dataclass
 class Norm(nl.NKIObject):
-    """A norm of rows of H elements: RMSNorm, LayerNorm with a bias, none without a weight.
+    """A norm of rows of H elements: RMSNorm with a weight, LayerNorm with a weight and a bias.
+
+    Without a weight rows are not normalised; a kernel passes such a Norm on if its rows arrive normalised.
 
     weight, bias: [1, H] @ HBM, or None. offset: number that is added to the weight. eps: number that is added to the
     mean of the squares.

@@ -11,14 +11,18 @@ import nki.language as nl
 from nki_kernels.tiles import PARTITIONS, blocks
 
 HEAD_BYTES = 49152
-"""Keys and values of one head, in bytes per partition, beside which those of the next head still fit."""
+"""Most bytes per partition of the keys and values of one head beside which the next head is loaded ahead."""
 
 FIXED_BYTES = 24576
 KEY_BYTES = 12
 """Bytes per partition that scores, weights and rows take, and what they take more for each key of a span."""
 
 LEAST_QUERIES = 3
-"""Tiles of queries in SBUF at least: the next one, that of the scores, and that of the scores computed again."""
+"""Tiles of queries in SBUF at least.
+
+They are the next one, the one that is scored, and the one for which scores of some keys are computed a second time,
+transposed (`prefill.span_steps`).
+"""
 
 
 class LoadAhead(nl.NKIObject):

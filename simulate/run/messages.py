@@ -1,8 +1,10 @@
 """Messages between ranks in separate processes: JSON texts whose every field is checked when it is read.
 
-`simulate.run.processes` sends them through the store of torch.distributed. Any program that reaches this store can
-write to it. JSON contains only numbers and texts, unlike pickle, which would run code of the sender. The functions
-that check a field raise ValueError for a wrong one, which `_Reading` turns into NkwError.
+`simulate.run.processes` sends `ProcessMessage`, `StateMessage` and `ArrivalMessage` through the store of
+torch.distributed. Any program that reaches this store can write to it. `model.device.neuron.host_group` gathers
+`ArraysMessage`, and then the bytes of the arrays, among the processes of a NeuronDevice's ranks. JSON contains only
+numbers and texts, unlike pickle, which would run code of the sender. The functions that check a field raise
+ValueError for a wrong one, which `_Reading` turns into NkwError.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ Shape = tuple[tuple[int, ...], np.dtype]
 
 @dataclass(frozen=True)
 class ProcessMessage:
-    """Message with the host and the process id of a rank's process."""
+    """Message with the host and the process id of a rank's process.
+
+    A rank on the same host finds out with it whether the process is gone: a killed process publishes no end.
+    """
 
     host: str
     process_id: int
@@ -64,7 +69,7 @@ class ProcessMessage:
 
 @dataclass(frozen=True)
 class StateMessage:
-    """Message with what a rank does.
+    """Message with what a rank does; a rank reads those of the ranks that it waits for, to find a deadlock.
 
     count: number of states that the rank has published. status: "runs", "waits", "ended" or "failed". text: what it
     waits in, or its error. missing: for each rendezvous that it waits for, the keys of the arrivals that would

@@ -4,7 +4,8 @@
     engine free  = start + issue interval
     result ready = start + latency
 
-with the cycles of `Cost`, in the clock of the engine. Policies where the documentation is silent:
+with the cycles of `Cost`, in the clock of the engine. In the program reading, engines and DMA queues run concurrently,
+each in program order. Policies where the documentation is silent:
 
 - A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs no semaphore, because the
   completion time of a DMA already includes the restart of the waiting engine.
