@@ -1,12 +1,14 @@
-"""FP8 weights (float8_e4m3fn) with scales: one for each block of rows and columns, for each row, or for the tensor.
+"""Weights of 8 bits with scales: one for each block of rows and columns, for each row, or for the tensor.
 
-Kernels read weights with a scale for each row or for the tensor as they are stored, but for one bit: the chips compute
-in e4m3, whose largest number is 240 instead of 448. `pass_to_kernels` halves the elements and doubles the scales. Of
-the 254 finite codes, 16 change, the odd multiples of 2^-9 below 2^-5, by half of that times their scale. Weights with
-blocks are widened.
+Elements are float8_e4m3fn or int8. Kernels read weights with a scale for each row or for the tensor as they are
+stored, but for one bit: the chips compute in e4m3, whose largest number is 240 instead of 448. `pass_to_kernels`
+halves the elements and doubles the scales. Of the 254 finite codes, 16 change, the odd multiples of 2^-9 below 2^-5,
+by half of that times their scale. Weights with blocks are widened. Elements of int8 reach kernels as they are.
 
 The value of element [i, j] of a weight [out, in] is element * scale[i // rows, j // columns], computed in float32.
-Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format.
+Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format. In
+compressed-tensors, `weight` has one element a byte, and `weight_packed` four int8 elements in an int32, each plus 128
+and the first in the lowest byte (format `pack-quantized`).
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, Quantis
 from nkw.errors import shown
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
-"""Dtype of the elements."""
-LARGEST = 448.0
-"""Largest element."""
+"""Dtype of the elements of fp8 weights."""
+INT8 = np.dtype(np.int8)
+LARGEST = {ELEMENT: 448.0, INT8: 127.0}
+"""Largest element by dtype."""
 
 _SCALE_SUFFIXES = ("_scale_inv", "_scale")
 """Suffixes of the names of scales in `fp8` and in compressed-tensors; both scales multiply."""
@@ -39,18 +42,22 @@ _SCALE_DTYPES = {
 }
 _NUMBERS = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
 KERNEL_ELEMENT = np.dtype(ml_dtypes.float8_e4m3)
-"""Dtype of the elements that kernels read."""
+"""Dtype of the elements of fp8 weights that kernels read."""
 _HALVES = (_NUMBERS / 2).astype(KERNEL_ELEMENT).view(np.uint8)
 """Code in e4m3 of half of each number of e4m3fn, rounded to nearest even."""
 
 
 @dataclass(frozen=True)
 class Scaled(Format):
-    """FP8 format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis."""
+    """Format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis.
+
+    `element` is the dtype of the elements, float8_e4m3fn or int8.
+    """
 
     method: str
     rows: int | None
     columns: int | None
+    element: np.dtype = ELEMENT
 
     @property
     def name(self) -> str:
@@ -84,24 +91,30 @@ class Scaled(Format):
         return (ELEMENTS, SCALES) if self.columns is None and self.rows in (None, 1) else ()
 
     def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return descriptions of the elements [out, in] float8_e4m3 and scales [out, 1] float32."""
+        """Return descriptions of the elements [out, in] float8_e4m3 or int8, and scales [out, 1] float32."""
         return {
-            ELEMENTS: TensorSpec(shape, KERNEL_ELEMENT),
+            ELEMENTS: TensorSpec(shape, INT8 if self.element == INT8 else KERNEL_ELEMENT),
             SCALES: TensorSpec((shape[0], 1), np.dtype(np.float32), (1, shape[1])),
         }
 
     def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return half of each element, float8_e4m3 [out, in], and twice the scale of each row, float32 [out, 1]."""
+        """Return the elements [out, in] and the scale of each row, float32 [out, 1].
+
+        Elements of fp8 are half of the stored ones, float8_e4m3, and their scales twice the stored ones.
+        """
+        if self.element == INT8:
+            elements = tensors[ELEMENTS]
+            return {ELEMENTS: elements, SCALES: np.broadcast_to(tensors[SCALES], (len(elements), 1))}
         codes = np.asarray(tensors[ELEMENTS]).view(np.uint8)
         scales = np.broadcast_to(tensors[SCALES] * np.float32(2), (len(codes), 1))
         return {ELEMENTS: _HALVES[codes].view(KERNEL_ELEMENT), SCALES: scales}
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return descriptions of the elements [out, in] e4m3 and scales [blocks of rows, blocks of columns] float32."""
+        """Return descriptions of the elements [out, in] and scales [blocks of rows, blocks of columns] float32."""
         rows, columns = block = self.rows or shape[0], self.columns or shape[1]
         scales = -(-shape[0] // rows), -(-shape[1] // columns)
         return {
-            ELEMENTS: TensorSpec(shape, ELEMENT),
+            ELEMENTS: TensorSpec(shape, self.element),
             SCALES: TensorSpec(scales, np.dtype(np.float32), block),
         }
 
@@ -111,13 +124,16 @@ class Scaled(Format):
         """Remove elements and scales of the weight `name` from `tensors` and return the weight; it widens to `dtype`.
 
         Scales of activations are removed too, and not used. Returns None, and removes nothing, unless the tensor `name`
-        is float8_e4m3fn with the weight's shape.
+        has the format's elements in the weight's shape, or int8 elements are packed in a tensor `…_packed`.
 
         Raises:
             ModelError: The scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
         """
+        if self.element == INT8 and f"{name}_packed" in tensors and len(shape) == 2:
+            tensors[name] = _unpack(f"{name}_packed", tensors.pop(f"{name}_packed"), shape)
+            tensors.pop(f"{name}_shape", None)
         elements = tensors.get(name)
-        if elements is None or elements.dtype != ELEMENT or elements.shape != shape or len(shape) != 2:
+        if elements is None or elements.dtype != self.element or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
         for suffix in _ACTIVATION_SUFFIXES:
             tensors.pop(name.rpartition(".")[0] + suffix, None)
@@ -147,9 +163,12 @@ class Scaled(Format):
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return each element times the scale of its block, float32 [out, in]."""
         elements, scales = tensors[ELEMENTS], tensors[SCALES]
-        wide = np.empty(elements.shape, np.float32)
-        # `clip` changes no code and lets numpy write in place: 3 times as fast as an index.
-        np.take(_NUMBERS, elements.view(np.uint8), out=wide, mode="clip")
+        if self.element == INT8:
+            wide = elements.astype(np.float32)
+        else:
+            wide = np.empty(elements.shape, np.float32)
+            # `clip` changes no code and lets numpy write in place: 3 times as fast as an index.
+            np.take(_NUMBERS, elements.view(np.uint8), out=wide, mode="clip")
         height, width = elements.shape
         rows, columns = self.describe_tensors(elements.shape)[SCALES].block
         by_column = scales[:, np.arange(width) // columns]
@@ -158,18 +177,35 @@ class Scaled(Format):
         return wide
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return e4m3 elements and float32 scales of numbers [out, in].
+        """Return elements and float32 scales of numbers [out, in]; elements are rounded to nearest even.
 
-        A block's scale is its largest magnitude / 448, or 1 for a block of zeros.
+        A block's scale is its largest magnitude / 448 for fp8, / 127 for int8, or 1 for a block of zeros.
         """
+        largest = LARGEST[self.element]
         specs = self.describe_tensors(array.shape)
         rows, columns = specs[SCALES].block
         scales = np.ones(specs[SCALES].shape, np.float32)
         for row, column in np.ndindex(scales.shape):
             block = array[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
-            scales[row, column] = np.abs(block).max() / LARGEST or 1
+            scales[row, column] = np.abs(block).max() / largest or 1
         wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: array.shape[0], : array.shape[1]]
-        return {ELEMENTS: np.clip(array / wide, -LARGEST, LARGEST).astype(ELEMENT), SCALES: scales}
+        quotients = np.clip(array / wide, -largest, largest)
+        elements = np.rint(quotients) if self.element == INT8 else quotients
+        return {ELEMENTS: elements.astype(self.element), SCALES: scales}
+
+
+def _unpack(name: str, packed: np.ndarray, shape: Shape) -> np.ndarray:
+    """Return the int8 elements [out, in] of a tensor `name` that has four of them in each int32, plus 128.
+
+    Raises:
+        ModelError: The tensor is not int32 with a quarter of the columns, rounded up.
+    """
+    expected = shape[0], -(-shape[1] // 4)
+    if packed.dtype != np.int32 or packed.shape != expected:
+        raise ModelError(
+            f"{name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
+        )
+    return (np.ascontiguousarray(packed).view(np.uint8)[:, : shape[1]] ^ np.uint8(128)).view(np.int8)
 
 
 def _read_compressed(fields: ConfigFields) -> Scaled | None:
@@ -191,13 +227,17 @@ def _read_compressed(fields: ConfigFields) -> Scaled | None:
 def _read_group(group: ConfigFields) -> Scaled | None:
     """Return the format of a group's weights; None for an unknown `strategy` of scales.
 
-    Values other than symmetric floating point of eight bits, and unknown strategies, are recorded with `unsupported`.
+    Values other than symmetric floats or integers of eight bits, and unknown strategies, are recorded with
+    `unsupported`.
 
     Raises:
         ModelError: A field has a wrong type.
     """
     weights = group.table("weights")
-    required: tuple[tuple[str, Any], ...] = (("type", "float"), ("num_bits", 8), ("symmetric", True))
+    element = INT8 if weights.get("type", None) == "int" else ELEMENT
+    required: tuple[tuple[str, Any], ...] = (("num_bits", 8), ("symmetric", True))
+    if element == ELEMENT:
+        required = (("type", "float"), *required)
     for name, expected in required:
         actual = weights.get(name, None)
         if actual != expected:
@@ -205,8 +245,8 @@ def _read_group(group: ConfigFields) -> Scaled | None:
     strategy = weights.get("strategy", None)
     blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     if strategy == "block":
-        return Scaled("compressed-tensors", *weights.pair("block_structure"))
+        return Scaled("compressed-tensors", *weights.pair("block_structure"), element)
     if strategy in blocks:
-        return Scaled("compressed-tensors", *blocks[strategy])
+        return Scaled("compressed-tensors", *blocks[strategy], element)
     weights.unsupported("strategy", f"{strategy!r:.60}; known are tensor, channel, block")
     return None

@@ -41,6 +41,7 @@ _QUANTISED: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "I8": np.dtype(np.int8),
     "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import QuantisedWeight, Scaled
-from model.formats.scaled import ELEMENT
+from model.formats.scaled import ELEMENT, INT8
 from model.layers.arithmetic import Arithmetic
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
@@ -183,6 +184,24 @@ SCHEMES: dict[str, tuple[dict[str, Any], Scaled, str]] = {
         )
     },
 }  # fmt: skip
+INT8_WEIGHTS = {"type": "int", "num_bits": 8, "symmetric": True, "strategy": "channel"}
+for storage in ("int-quantized", "pack-quantized"):
+    SCHEMES[storage] = (
+        {
+            "quant_method": "compressed-tensors",
+            "format": storage,
+            "config_groups": {"group_0": {"weights": INT8_WEIGHTS}},
+        },
+        Scaled("compressed-tensors", 1, None, INT8),
+        "_scale",
+    )
+
+
+def packed(elements: np.ndarray) -> np.ndarray:
+    """Return int8 elements [out, in] as int32 [out, in / 4]: element 4 j + i plus 128 in byte i of word j."""
+    padded = np.pad(elements.astype(np.int64) + 128, ((0, 0), (0, -elements.shape[1] % 4)))
+    words = sum(padded[:, byte::4] << (8 * byte) for byte in range(4))
+    return words.astype(np.uint32).view(np.int32)
 
 
 def quantised(
@@ -205,10 +224,16 @@ def quantised(
         for row, column in np.ndindex(counts):
             tile = tensor[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
             most[row, column] = np.abs(tile).max()
-        scales = (most / 448).astype(scale_dtype)
+        largest = 127 if block.element == INT8 else 448
+        scales = (most / largest).astype(scale_dtype)
         wide = spread(scales.astype(np.float32), rows, columns, shape).astype(np.float32)
-        elements = (tensor.astype(np.float32) / wide).clip(-448, 448).astype(ELEMENT)
-        stored[name] = elements
+        quotients = (tensor.astype(np.float32) / wide).clip(-largest, largest)
+        elements = (np.rint(quotients) if block.element == INT8 else quotients).astype(block.element)
+        if scheme == "pack-quantized":
+            stored[f"{name}_packed"] = packed(elements)
+            stored[f"{name}_shape"] = np.array(shape, np.int64)
+        else:
+            stored[name] = elements
         stored[name + suffix] = scales.reshape(()) if scheme == "a scale for each tensor" else scales
         if suffix == "_scale":
             stored[name.removesuffix(".weight") + ".input_scale"] = np.ones(1, np.float32)
@@ -256,7 +281,7 @@ def check_halves(elements: np.ndarray, scales: np.ndarray, wide: np.ndarray) -> 
 
     Half of an odd multiple of 2^-9 is rounded by 2^-10, which counts twice: by 2^-10 of the scales, which are doubled.
     """
-    assert elements.dtype == np.dtype(ml_dtypes.float8_e4m3) and scales.dtype == FLOAT32
+    assert elements.dtype in (np.dtype(ml_dtypes.float8_e4m3), INT8) and scales.dtype == FLOAT32
     error = np.abs(elements.astype(np.float64) * scales - wide.astype(np.float64))
     unit = 0.0 if wide.dtype == FLOAT32 else 2.0**-8  # the widened weight was rounded to bfloat16
     exact = np.abs(wide.astype(np.float64))
@@ -283,13 +308,13 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
         name: np.asarray(weight) for name, weight in checkpoint.items() if name in plain
     }  # those of stacks have other names
     assert all(same(array, plain[name]) for name, array in wide.items())
-    assert any(array.dtype == ELEMENT for array in stored.values())
+    assert any(array.dtype in (ELEMENT, INT8, np.int32) for array in stored.values())
     for dtype in ("float32", "bfloat16"):
         rank_weights = shard_weights(config, checkpoint, 2, dtype=dtype)
         wanted = shard_weights(config, dict(checkpoint) | wide, 2, dtype=dtype)
         for one, other in zip(rank_weights, wanted, strict=True):
             names = {name for name in one.arrays if f"{name}_scales" in one.arrays}
-            assert (names != set()) == ("tensor" in scheme or "channel" in scheme) or name == "gpt2"
+            assert (names != set()) == ("block" not in scheme) or name == "gpt2"
             assert one.arrays.keys() - {f"{name}_scales" for name in names} == other.arrays.keys()
             plain_names = other.arrays.keys() - names
             assert [name for name in plain_names if not same(one.arrays[name], other.arrays[name])] == []
@@ -359,7 +384,9 @@ def test_text_is_generated_as_the_reference_does(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["a scale for each tensor", "compressed, channel"])
+@pytest.mark.parametrize(
+    "scheme", ["a scale for each tensor", "compressed, channel", "int-quantized", "pack-quantized"]
+)
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_mlp_computes_with_the_weights_as_they_are_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, ranks: str
@@ -372,7 +399,7 @@ def test_mlp_computes_with_the_weights_as_they_are_stored(
     quantise(tmp_path, scheme)
     config = load_config(tmp_path)
     for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks), dtype="bfloat16"):
-        names = {name for name, array in rank.arrays.items() if array.dtype == ml_dtypes.float8_e4m3}
+        names = {name for name, array in rank.arrays.items() if array.dtype.itemsize == 1}
         layers = {name.rpartition(".mlp.")[0] for name in rank.arrays if ".mlp." in name}
         assert names == {f"{layer}.mlp.w_{matrix}" for layer in layers for matrix in MATRICES}
     arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
@@ -459,6 +486,18 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert describe_refusal(lambda tensors: tensors.update({name: tensors[name].astype(BFLOAT16)})) == plain
 
 
+def test_packed_integers_of_another_size_are_refused(tmp_path: Path) -> None:
+    tensors, _ = write(tmp_path, "qwen3", "pack-quantized")
+    name = next(name for name in tensors if name.endswith("mlp.up_proj.weight_packed"))
+    open_checkpoint(tmp_path, load_config(tmp_path))
+    for change in (tensors[name][:, :-1], tensors[name].astype(np.int64)):
+        save(tmp_path, tensors | {name: change})
+        with pytest.raises(
+            ModelError, match=re.escape(f"{name} is {change.dtype} {change.shape}; int8 elements")
+        ):
+            open_checkpoint(tmp_path, load_config(tmp_path))
+
+
 def test_eight_bits_without_a_quantisation_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "qwen3")
     path = tmp_path / "config.json"
@@ -498,7 +537,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
             {"quant_method": "fp8", "weight_block_size": 128},
             "weight_block_size: 128 is not two positive whole numbers",
         ),
-        (compressed(type="int"), "weights.type: 'int'; weights are widened where it is 'float'"),
+        (compressed(type="uint"), "weights.type: 'uint'; weights are widened where it is 'float'"),
         (compressed(num_bits=4), "weights.num_bits: 4; weights are widened where it is 8"),
         (compressed(symmetric=False), "weights.symmetric: False; weights are widened where it is True"),
         (compressed(strategy="group"), "weights.strategy: 'group'; known are tensor, channel, block"),
