@@ -559,7 +559,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import Launch, StepShape, Value, product
+from model.layers.launch import Launch, StepShape, Value, count_product_work
 from model.layers.layer import Stateless, States
 from model.layers.shard import ROW, Cut, Shape, Shard
 from model.layers.weight import Tensor, Weight
@@ -601,7 +601,7 @@ class ImageFilter(Stateless):
         image = Value("image", (step.sequences, self.channels, self.height, self.width), step.activations)
         padding = (self.window // 2, self.window // 2)
         arguments = {"x": image, "w": windows, "bias": bias, "padding": padding, "activation": "relu"}
-        work = product(step.tokens, windows, moved_bytes=2.0 * image.nbytes)
+        work = count_product_work(step.tokens, windows, moved_bytes=2.0 * image.nbytes)
         return (Launch("conv2d", arguments, ("filtered",), work, step.tokens),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

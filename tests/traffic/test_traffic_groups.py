@@ -59,7 +59,7 @@ def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) ->
     predictor = deployment.predictors[0]
     step = predictor.make_paged_step({None: deployment.page_kinds[0].pages}, 16)
     shapes = [prompt_shape(1, 16, 128, model_step=step), *[decode_shape(1, 1, 128, step)] * 3]
-    predicted = list(map(predictor.paged, shapes))
+    predicted = list(map(predictor.predict_paged, shapes))
     for count in (1, 2):
         sequences = [(0, count), *[(count, 0)] * 3]
         passes = [
