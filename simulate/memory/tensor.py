@@ -446,7 +446,8 @@ class NkiTensor(TensorBytes):
         pattern of a last, partial tile before they find that there is nothing to do.
 
         Args:
-            pattern: [step, num] pairs in elements, the outermost dim first; on chip the first steps over partitions.
+            pattern: [step, num] pairs in elements, the outermost dim first; on chip the first steps over partitions by
+                the storage's free size, or by the free size of this view if its rows are contiguous.
             offset: Elements added to the offset of this view.
             scalar_offset: Register or (1, 1) tile with one index along `indirect_dim`, read at run time.
             vector_offset: (P, 1) tile with a row index for each row of the pattern, read at run time; HBM tensors only.
@@ -479,7 +480,7 @@ class NkiTensor(TensorBytes):
                 Dynamic(_get_cell(scalar_offset), step, base.shape[indirect_dim], False)
             )
         if self.buffer.on_chip:
-            self._check_partition_step(shape, strides, base)
+            strides = self._convert_partition_step(shape, strides, base, start - base.offset)
         return self._view(shape, base.dtype, strides, start, dynamic).or_outside()
 
     def _retyped(self, dtype: DType) -> NkiTensor:
@@ -494,17 +495,35 @@ class NkiTensor(TensorBytes):
         shape = (*self.shape[:-1], self.shape[-1] * old // new)
         return self._view(shape, dtype, views.row_major(shape), offset // new)
 
-    def _check_partition_step(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], base: NkiTensor
-    ) -> None:
+    def _convert_partition_step(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], base: NkiTensor, offset: int
+    ) -> tuple[int, ...]:
+        """Return the strides of a pattern on chip with the storage's step over partitions, its free size.
+
+        The documentation knows that step alone. Decode kernels of nki-library, which run on the chip, make patterns of
+        a view from the view's shape: they step by its own free size. So that step is taken too, where the view's rows
+        are contiguous and the pattern, which begins `offset` elements behind the view, stays inside of a row.
+
+        Raises:
+            RuleViolation: The pattern has several partitions and another step.
+        """
         free = self.storage.nbytes // self.storage.shape[0] // base.dtype.storage.itemsize
-        if shape[0] > 1 and strides[0] != free:
-            raise RuleViolation(
-                ap_steps_one_partition,
-                f"first pair [{strides[0]}, {shape[0]}] on {self.describe()}",
-                limit=f"partition step {free}",
-                hint=f"make the first pair [{free}, number of partitions]",
-            )
+        if shape[0] <= 1 or strides[0] == free:
+            return strides
+        row_elements = views.count(base.shape[1:])
+        last = offset + sum(step * (num - 1) for step, num in zip(strides[1:], shape[1:]))
+        if (
+            strides[0] == row_elements
+            and 0 <= last < row_elements
+            and views.is_row_major(base.shape[1:], base.strides[1:])
+        ):
+            return (free, *strides[1:])
+        raise RuleViolation(
+            ap_steps_one_partition,
+            f"first pair [{strides[0]}, {shape[0]}] on {self.describe()}",
+            limit=f"partition step {free}",
+            hint=f"make the first pair [{free}, number of partitions]",
+        )
 
     def _check_dynamic(self, dynamic: Dynamic) -> Dynamic:
         if self.dynamic is not None:

@@ -250,6 +250,25 @@ def test_on_chip_access_pattern_steps_over_partitions_by_the_free_size() -> None
         tile((16, 32)).ap([[64, 8], [1, 32]])
 
 
+def test_access_pattern_of_a_view_may_step_by_the_free_size_of_the_view() -> None:
+    """Rows 4 to 11, columns 8 to 23: the pattern names rows of 16 elements, where the storage has 32."""
+    view = tile((16, 32))[4:12, 8:24]
+    expected = numbers((16, 32))[4:12, 8:24]
+    assert np.array_equal(view.ap([[16, 8], [1, 16]]).array, expected)
+    assert np.array_equal(view.ap([[32, 8], [1, 16]]).array, expected)
+    assert np.array_equal(view.ap([[16, 3], [2, 4]], offset=9).array, expected[:3, 9:16:2])
+    refused = (
+        dict(pattern=[[16, 8], [1, 16]], offset=1),  # would leave the rows of the view
+        dict(pattern=[[16, 8], [1, 16]], offset=16),
+        dict(pattern=[[8, 8], [1, 8]]),
+    )
+    for arguments in refused:
+        with pytest.raises(RuleViolation, match=r"make the first pair \[32, number of partitions\]"):
+            view.ap(**arguments)
+    with pytest.raises(RuleViolation, match="first pair"):
+        tile((16, 32))[:, 0:32:2].ap([[16, 8], [1, 16]])  # its rows are not contiguous
+
+
 def test_dtype_view_scales_the_last_dim() -> None:
     words = tensor((4, 8), "uint32")
     halves = words.view("uint16")
