@@ -62,8 +62,8 @@ Cost
     Tensor engine from some hundred rows on, below it reading the weights. A sum over 2 ranks adds 4 % to T = 2048
     (H = 8192, F = 896), over 8 ranks 23 %; with rows that are cut 4 and 6 %.
     With float8_e4m3 weights, on one core in program order, T = 1, 16 and 64 are 1.89, 1.86 and 1.83 times as fast as
-    with bfloat16 (H = 4096, F = 1792); 1.90, 1.85 and 1.76 (H = 8192, F = 896); 1.99, 1.91 and 1.78 (H = 8192,
-    F = 448). The time to read the stored bytes at 358 GB/s is 80 to 103 % of theirs. From 128 rows on the Tensor engine
+    with bfloat16 (H = 4096, F = 1792); 1.90, 1.85 and 1.81 (H = 8192, F = 896); 1.99, 1.91 and 1.85 (H = 8192,
+    F = 448). The time to read the stored bytes at 358 GB/s is 84 to 103 % of theirs. From 128 rows on the Tensor engine
     is the bound, and weights of 8 bits gain nothing.
 """
 
@@ -96,7 +96,7 @@ from nki_kernels.projection.feed_forward import (
 )
 from nki_kernels.projection.few_rows import takes_runs
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
-from nki_kernels.projection.grouped_product import load_operands, multiply_in_groups, plan_groups
+from nki_kernels.projection.grouped_product import multiply_in_groups, plan_groups
 from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk
 from nki_kernels.projection.row_groups import (
     count_bytes,
@@ -245,8 +245,6 @@ def run_row_groups(ffn, groups):
     buffers = prepare_rows(ffn, groups)
     if ffn.groups is None:
         down.load_scales(min(ranks * groups[0].rows, count_tile_rows(ranks)))
-    else:
-        operands = load_operands(down, ffn.groups)
     x, intermediate, intermediates = None, None, None
     for m in range(len(groups) + 1):  # m: row group
         units = list_unit_starts(ffn, groups, m)
@@ -274,7 +272,7 @@ def run_row_groups(ffn, groups):
             if n < len(chunks) and ffn.groups is None:
                 compute_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
         if ffn.groups is not None and len(chunks) > 0:
-            multiply_in_groups(down, operands, intermediates, ffn.groups)
+            multiply_in_groups(down, ffn.grouped, intermediates, ffn.groups)
         # Where chunks are fewer than row tiles, the remaining ones are transposed here: the next step reads them all.
         prefetch.transpose_next(len(prefetch.tiles), buffers)
         intermediates = [intermediate]

@@ -21,9 +21,9 @@ from nki_kernels.cores import divides_columns, find_core_columns, find_core_rang
 from nki_kernels.dma import STATIC
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import RowNorm
-from nki_kernels.projection.few_rows import load_few_rows, load_residual_rows
+from nki_kernels.projection.few_rows import keep_residual_rows, load_few_rows
 from nki_kernels.projection.gated_product import GatedProduct, count_unit_columns, load_bias_columns
-from nki_kernels.projection.grouped_product import GroupLayout
+from nki_kernels.projection.grouped_product import GroupedOperands, GroupLayout, load_operands
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.residual_product import ResidualProduct, count_chunk_columns
 from nki_kernels.projection.row_groups import (
@@ -92,7 +92,7 @@ class FeedForward(nl.NKIObject):
     rows: RowSource of x. norm: RowNorm, or None if rows need none. gated: the gate and up product. down: the
     down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
     cut. dtype: x's dtype. run_norm: the Norm of rows in runs, or None. groups: GroupLayout of the down product,
-    or None if it is computed in chunks of `residual_product`.
+    or None if it is computed in chunks of `residual_product`. grouped: its operands in SBUF, once they are loaded.
     """
 
     rows: RowSource
@@ -105,6 +105,7 @@ class FeedForward(nl.NKIObject):
     dtype: object
     run_norm: Norm | None = None
     groups: GroupLayout | None = None
+    grouped: GroupedOperands | None = None
 
 
 @dataclass
@@ -263,10 +264,15 @@ def prepare_rows(ffn, groups):
         ffn.gated.load_scales()
         return buffers
     rows = ffn.rows.all_rows
-    if ffn.groups is None:
-        load_residual_rows(ffn.down, rows.shape[0])
     columns = rows.shape[0] if ffn.groups is None else ffn.groups.width
-    return RowBuffers([], load_few_rows(rows, ffn.run_norm, ffn.gated, columns), PARTITIONS)
+    x, row_tile = load_few_rows(rows, ffn.run_norm, ffn.gated, columns)
+    first, end = ffn.core.columns
+    residual_rows = None if row_tile is None else row_tile[:, first:end]
+    if ffn.groups is None:
+        keep_residual_rows(ffn.down, residual_rows)
+    else:
+        ffn.grouped = load_operands(ffn.down, ffn.groups, residual_rows)
+    return RowBuffers([], x, PARTITIONS)
 
 
 def prepare_first_group(ffn, group, buffers):

@@ -34,10 +34,11 @@ def takes_runs(x, norm, ranks, has_row_gate):
 
 
 def load_few_rows(x, norm, gated, columns):
-    """Return rows x [T, H] @ HBM in runs, a new SBUF tile [partition, C, column], zeros behind the T rows.
+    """Load rows x [T, H] @ HBM; return them in runs, and as they are, [row, H] in SBUF, or None.
 
-    Also loads the scales of the GatedProduct `gated`. With a norm, rows are multiplied by its weight, and
-    `gated.row_factors` is set.
+    Rows in runs are [partition, C, column] in SBUF, with zeros behind the T rows. Rows are there as they are if they
+    were loaded so and transposed. With a norm, rows in runs are multiplied by its weight, and `gated.row_factors` is
+    set. Also loads the scales of the GatedProduct `gated`.
 
     Args:
         norm: Norm, RMSNorm; None for none.
@@ -49,7 +50,7 @@ def load_few_rows(x, norm, gated, columns):
     height, count = min(PARTITIONS, blocks(hidden, blocks(hidden))), blocks(hidden)
     result = nl.ndarray((height, count, columns), dtype=x.dtype, buffer=nl.sbuf)
     if columns > rows:
-        nisa.memset(dst=result, value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=result[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
     weight = None if norm is None else load_column(norm.weight, norm.offset, True)
     # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
     gated.load_scales()
@@ -60,13 +61,13 @@ def load_few_rows(x, norm, gated, columns):
     if norm is not None:
         sums = nl.ndarray((rows if transposes else height, columns), dtype=nl.float32, buffer=nl.sbuf)
         if columns > rows:
-            nisa.memset(dst=sums, value=0.0, engine=nisa.engine.gpsimd)
+            nisa.memset(dst=sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
         if transposes:
             sum_row_squares(tile, sums[:, 0:rows])
         else:
             sum_squares(tile, sums[:, 0:rows])
         gated.row_factors = RowFactors(sums, hidden, norm.eps)
-    return result
+    return result, tile if transposes else None
 
 
 def load_row_tile(x):
@@ -122,12 +123,14 @@ def sum_row_squares(tile, sums):
     )
 
 
-def load_residual_rows(down, rows):
-    """Load the residual of a ResidualProduct of `rows` rows, if it has one, and keep it in SBUF as its residual tile.
+def keep_residual_rows(down, rows):
+    """Keep the residual of a ResidualProduct in SBUF as its residual tile, if it has a residual.
 
-    Scalar triggers the load: the residual is not needed before the end, the weights at once.
+    rows: its rows [row, N] in SBUF if they are there; None to load them. Scalar triggers the load: the residual is not
+    needed before the end, the weights at once.
     """
     if down.residual is not None:
-        tile = nl.ndarray((rows, 1, down.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
-        transfer(tile.reshape(down.residual.shape), down.residual, SCALAR)
-        down.keep_residual(tile)
+        if rows is None:
+            rows = nl.ndarray(down.residual.shape, dtype=down.y.dtype, buffer=nl.sbuf)
+            transfer(rows, down.residual, SCALAR)
+        down.keep_residual(rows.reshape((rows.shape[0], 1, rows.shape[1])))

@@ -78,9 +78,10 @@ def plan_groups(rows, columns):
     return None
 
 
-def load_operands(product, layout):
+def load_operands(product, layout, residual_rows):
     """Load scales and residual of a ResidualProduct into SBUF; return GroupedOperands. A row of scales fills its group.
 
+    residual_rows: the residual [row, N] in SBUF if it is there, which GpSimd copies; None to load it.
     Scalar triggers these small loads, so that the first weights do not wait behind them.
     """
     rows, shape = product.y.shape[0], (PARTITIONS, layout.chunks, layout.size)
@@ -101,8 +102,11 @@ def load_operands(product, layout):
     nisa.nc_stream_shuffle(dst=scales, src=lines, shuffle_mask=[0] * quadrant)
     for group in range(layout.count_groups()):
         first = group * layout.width
-        if residual is not None:
+        if residual is not None and residual_rows is None:
             transfer(residual[first : first + rows, :, :], layout.view_group(product.residual, group), SCALAR)
+        elif residual is not None:
+            source = layout.view_group(residual_rows, group)
+            nisa.tensor_copy(dst=residual[first : first + rows, :, :], src=source, engine=nisa.engine.gpsimd)
     return GroupedOperands(scales, residual)
 
 

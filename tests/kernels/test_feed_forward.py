@@ -336,6 +336,8 @@ def test_no_finding_in_groups_of_rows(target: str) -> None:
     def launches() -> None:
         for sizes in ((600, 72, 320), (5, 136, 300)):
             run(kernels.mlp, block(*sizes, BF16), target)
+        for tokens in (5, 40, 140):
+            run(kernels.mlp, quantised_block(tokens, 136, 300), target)
 
     assert find_faults(launches) == []
 
