@@ -84,7 +84,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
-    "a predicate: any number but 0 chooses": ("decode.softmax.mark_causal_keys value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
         "experts_decode.plan_choice_passes duplicate: nisa.tensor_scalar(dst=ids*",
         "recurrent.ssd_times.limit_time_steps duplicate: *",
@@ -128,9 +127,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "another of the ranks attends with the new keys and values, which all of them have": (
         "decode.ranks.zero_on_other_ranks value: operand0=0.0: 0.0 + 1",
-    ),
-    "multiplied by sines that are 0 beyond the elements that are rotated": (
-        "decode.rotation.build_quarter_turn value: value=0.0: 0.0 + 1",
     ),
     "all groups are the best ones": (
         "experts.top_experts.select_by_* condition: if selection.top_groups < selection.groups -> True",
@@ -209,9 +205,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "padding lies as far below any logit, or is nothing": (
         "projection.spread_product.write_padding accumulate: accumulate=padded -> None",
-        "projection.spread_product.write_padding arithmetic: there < size -> there <= size",
+        "projection.spread_product.write_padding arithmetic: present < size -> present <= size",
         "projection.spread_product.write_padding clamp: max(0, *",
-        "projection.spread_product.write_padding condition: if there < size -> True",
+        "projection.spread_product.write_padding condition: if present < size -> True",
         "projection.spread_product.write_padding duplicate: nisa.nc_matmul(*",
         "projection.spread_product.make_padding_operands value: value=1.0: 1.0 + 1",
         "projection.spread_product.project_piece accumulate: accumulate=begun -> None",
