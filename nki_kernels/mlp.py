@@ -97,7 +97,7 @@ from nki_kernels.projection.feed_forward import (
 from nki_kernels.projection.few_rows import takes_runs
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
 from nki_kernels.projection.grouped_product import multiply_in_groups, plan_groups
-from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk
+from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk, keeps_scales
 from nki_kernels.projection.row_groups import (
     count_bytes,
     count_rows_per_rank,
@@ -186,7 +186,8 @@ def mlp(
     scales = None
     if w_down_scales is not None:
         scales = w_down_scales[:, first_column:end_column]
-        resident_bytes += count_bytes(scales)
+        if keeps_scales(scales, tile_rows):
+            resident_bytes += count_bytes(scales)
     if b_down is not None:
         bias = broadcast_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
         resident_bytes += count_bytes(bias)

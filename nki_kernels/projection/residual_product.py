@@ -44,6 +44,18 @@ VECTOR_SHARE = 2
 """From gen3 on the Vector engine reads out one of so many PSUM banks, the Scalar engine the others."""
 
 
+MOST_KEPT_SCALES = 8192
+"""Most scales of a row that stay in SBUF beside groups of rows: 32 KiB of each partition."""
+
+
+def keeps_scales(scales, rows):
+    """Return whether scales [1, N] @ HBM stay in SBUF beside row tiles of `rows` rows: few rows or few scales.
+
+    Others are loaded again for each chunk.
+    """
+    return rows <= PARTITIONS // 2 or scales.shape[1] <= MOST_KEPT_SCALES
+
+
 @dataclass
 class MovingWeight(nl.NKIObject):
     """The weight of a product: a list of WeightMatrix [K, N] @ HBM, one for each part of the contraction.
@@ -85,12 +97,23 @@ class ResidualProduct(nl.NKIObject):
 
         The Vector engine copies a row to few partitions, the Tensor engine to many.
         """
-        if self.scales is None or self.column_scales is not None:
+        if self.scales is None or self.column_scales is not None or not keeps_scales(self.scales, rows):
             return
         if rows > PARTITIONS // 2:
             self.column_scales = broadcast_row(self.scales, rows, nl.float32, 0.0)
         else:
             self.column_scales = shuffle_row(self.scales, rows)
+
+    def select_scales(self, first_column, end_column, rows):
+        """Return float32 scales [row, column] in SBUF of some columns, those on `rows` rows; None without scales.
+
+        They are a view of `column_scales`, or loaded here if those are not kept.
+        """
+        if self.column_scales is not None:
+            return self.column_scales[:, first_column:end_column]
+        if self.scales is None:
+            return None
+        return broadcast_row(self.scales[:, first_column:end_column], rows, nl.float32, 0.0)
 
     def keep_residual(self, tile):
         """Add the residual from an SBUF tile [row, 1, N] from now on, instead of loading it from HBM."""
@@ -192,7 +215,7 @@ def view_chunk(product, rows, first_row, first_column):
         None if residual_tile is None else residual_tile[:, :, first_column:end_column],
         None if product.bias is None else product.bias[:, first_column:end_column],
         None if row_scales is None else row_scales[first_row // count_rows_per_rank(ranks) :],
-        None if product.column_scales is None else product.column_scales[:, first_column:end_column],
+        product.select_scales(first_column, end_column, min(rows, count_tile_rows(ranks))),
     )
 
 

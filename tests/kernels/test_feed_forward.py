@@ -288,6 +288,7 @@ class TestQuantisedMlp(KernelTests):
             *vary(tokens=[5, 140], hidden=136, inner=140, residual=False),
             *vary(tokens=[5, 140], hidden=136, inner=140, norm_offset=1.0),
         ],
+        fits=[*vary(tokens=[1, 65, 300], hidden=16384, inner=200)],
         every_chip=[*vary(tokens=[5, 40, 130], hidden=136, inner=172, elements=[FP8, INT8])],
         refusals=[
             refuse(
