@@ -158,11 +158,14 @@ class Weight:
             )
             formats.add(selected.format if is_kept and isinstance(selected, QuantisedWeight) else None)
         format = formats.pop() if len(formats) == 1 else None
-        if format is None or not format.kernel_tensors:
-            return None
+        return format if format is not None and self._is_read_stored(format, parameters) else None
+
+    def _is_read_stored(self, format: Format, parameters: KernelParameters) -> bool:
+        """Return whether the kernel in `reader` has a parameter for each of a format's `kernel_tensors`."""
+        if self.reader is None or not format.kernel_tensors:
+            return False
         kernel, parameter = self.reader
-        names = {parameter + suffix for suffix in map(_suffix, format.kernel_tensors)}
-        return format if names <= set(parameters(kernel)) else None
+        return {parameter + _suffix(name) for name in format.kernel_tensors} <= set(parameters(kernel))
 
     def find_planned_format(self, format: Format | None, parameters: KernelParameters) -> Format | None:
         """Return `format` if the kernel in `reader` reads this weight in the stored tensors of that format, else None.
@@ -170,14 +173,13 @@ class Weight:
         Without a checkpoint every tensor of the weight is taken for quantised. The other rules, and `parameters`, are
         those of `find_kernel_format`.
         """
-        if format is None or not format.kernel_tensors or self.reader is None:
+        if format is None or not self._is_read_stored(format, parameters):
             return None
-        if any(isinstance(tensor, Zeros) or tensor.transposed for tensor in self.tensors):
-            return None
-        kernel, parameter = self.reader
-        names = {parameter + suffix for suffix in map(_suffix, format.kernel_tensors)}
-        cuts = all(isinstance(tensor.cut, MatrixCut) for tensor in self.tensors)
-        return format if cuts and names <= set(parameters(kernel)) else None
+        is_kept = all(
+            isinstance(tensor.cut, MatrixCut) and not isinstance(tensor, Zeros) and not tensor.transposed
+            for tensor in self.tensors
+        )
+        return format if is_kept else None
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format

@@ -80,10 +80,8 @@ def compute_reciprocal_roots(tile, hidden, norm):
         norm: `Norm`, of which eps is used.
     """
     height, rows, _ = tile.shape
-    squares = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=squares, op=nl.square, data=tile)
     sums = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=2)
+    sum_squares(tile, sums)
     ones = filled((height, PARTITIONS), 1.0)
     everywhere = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=everywhere, stationary=ones, moving=sums)

@@ -15,7 +15,14 @@ from nki_kernels.decode.hidden import can_hold_hidden, load_hidden
 from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.norms.blocks import load_column
 from nki_kernels.norms.runs import RowFactors, sum_squares
-from nki_kernels.tiles import BANK_BYTES, PARTITIONS, allocate_psum_slots, blocks, count_slot_columns
+from nki_kernels.tiles import (
+    BANK_BYTES,
+    PARTITIONS,
+    allocate_psum_slots,
+    blocks,
+    count_block_partitions,
+    count_slot_columns,
+)
 
 FEW_ROWS = 64
 """Most rows that are taken in runs."""
@@ -47,7 +54,7 @@ def load_few_rows(x, norm, gated, columns):
     rows, hidden = x.shape
     transposes = rows > RUN_LOADS and hidden % PARTITIONS == 0
     tile = load_row_tile(x) if transposes else load_hidden(x)
-    height, count = min(PARTITIONS, blocks(hidden, blocks(hidden))), blocks(hidden)
+    height, count = count_block_partitions(hidden, 0, True), blocks(hidden)
     result = nl.ndarray((height, count, columns), dtype=x.dtype, buffer=nl.sbuf)
     if columns > rows:
         nisa.memset(dst=result[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)

@@ -129,11 +129,11 @@ def multiply_in_groups(product, operands, x_parts, layout):
                 (0, product.weight.matrices[index].elements.shape[0]),
                 (first_column, first_column + chunk_columns),
             )
-            add_products(bank, x_parts[index], matrix, index > 0, layout)
+            add_chunk_products(bank, x_parts[index], matrix, index > 0, layout)
         store_chunk(product, operands, bank, chunk, layout)
 
 
-def add_products(bank, x, matrix, add, layout):
+def add_chunk_products(bank, x, matrix, add, layout):
     """Load a WeightMatrix [K, columns of a chunk] piece by piece and add its product with x to a PSUM bank.
 
     bank: [partition, column of the group]. x: SBUF tile [k in block, block, row]. add: whether the bank holds sums
