@@ -236,6 +236,7 @@ def quantise(weight: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.nda
     """Return elements whose largest magnitude in each column is that of their dtype, and scales [1, N]."""
     largest = 240 if elements == FP8 else 127
     scales = (np.abs(weight).max(axis=0, keepdims=True) / largest).astype(F32)
+    scales[scales == 0] = 1  # columns of zeros
     quotients = weight / scales
     return (quotients if elements == FP8 else np.rint(quotients)).astype(elements), scales
 
