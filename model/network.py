@@ -104,6 +104,11 @@ class Network:
         """Weights of all layers in order, with the networks in `before`."""
         return (weight for layer in self.all_layers for weight in layer.weights)
 
+    @property
+    def block_weights(self) -> Iterator[Weight]:
+        """Weights of `blocks` in order, without those of the embedding, the head and the networks in `before`."""
+        return (weight for section in self.blocks for layer in section for weight in layer.weights)
+
     def step(self, step: StepShape) -> StepShape:
         """Return the sizes with which this network runs in a step of the model with the sizes `step`.
 

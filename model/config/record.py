@@ -49,6 +49,8 @@ class Config:
     dtype          dtype of the checkpoint's weights; None where config.json names none
     weight_format  number format of quantised weights, where a format of this package reads them
     quant_method   name of the quantisation, also where no format of this package reads it
+    is_quantised_on_load
+                   whether the checkpoint's weights are plain and quantised to `weight_format` when they are loaded
     model_type     as in config.json
     architecture   class name in config.json; empty where only plans are made
     refusals       error messages, one for each field that describes a computation that no layer has
@@ -58,6 +60,7 @@ class Config:
     dtype: str | None = None
     weight_format: Format | None = None
     quant_method: str | None = None
+    is_quantised_on_load: bool = False
     model_type: str = ""
     architecture: str = ""
     refusals: tuple[str, ...] = ()

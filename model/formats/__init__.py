@@ -9,11 +9,12 @@ from __future__ import annotations
 from model.formats.format import ConfigFields, Format, QuantisedWeight, TensorSpec, Weight
 from model.formats.mx import Mx
 from model.formats.plain import Plain
-from model.formats.scaled import Scaled
+from model.formats.scaled import INT8, Scaled
 from nkw.errors import shown
 
 __all__ = [
     "FORMATS",
+    "SCHEMES",
     "Format",
     "Mx",
     "Plain",
@@ -31,6 +32,15 @@ FORMATS: dict[str, type[Format]] = {
     "mxfp4": Mx,
 }
 """Formats by `quant_method` of config.json."""
+
+SCHEMES: dict[str, Format] = {
+    "fp8": Scaled("fp8", 1, None),
+    "int8": Scaled("compressed-tensors", 1, None, INT8),
+}
+"""Formats to which plain weights can be quantised when they are loaded, by the name in `--quantization`.
+
+Both have a scale for each output of a weight.
+"""
 
 _FIELD, _UNNAMED = "quantization_config", "unnamed"
 

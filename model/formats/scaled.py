@@ -184,10 +184,9 @@ class Scaled(Format):
         largest = LARGEST[self.element]
         specs = self.describe_tensors(array.shape)
         rows, columns = specs[SCALES].block
-        scales = np.ones(specs[SCALES].shape, np.float32)
-        for row, column in np.ndindex(scales.shape):
-            block = array[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
-            scales[row, column] = np.abs(block).max() / largest or 1
+        most = np.maximum.reduceat(np.abs(array), np.arange(0, array.shape[0], rows), axis=0)
+        most = np.maximum.reduceat(most, np.arange(0, array.shape[1], columns), axis=1)
+        scales = np.where(most > 0, most / largest, 1).astype(np.float32)
         wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: array.shape[0], : array.shape[1]]
         quotients = np.clip(array / wide, -largest, largest)
         elements = np.rint(quotients) if self.element == INT8 else quotients

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
+from model.config.quantization import quantise_config
 from model.engine import Engine, EngineLimits, GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -55,7 +56,8 @@ class EngineArgs:
                           `dtype`
     lnc                   physical cores of a rank of `target` in predictions, 1 or 2; None for those of
                           NEURON_LOGICAL_NC_CONFIG, else 1. Values are computed on one.
-    quantization          `quant_method` that config.json has to name, such as fp8; None for whichever it names
+    quantization          scheme by which plain weights are quantised when they are loaded, fp8 or int8; or the
+                          `quant_method` of config.json; None for the weights as they are
     max_model_len         most positions of a sequence; None for the context of the model, at most 2048. Above the
                           limit of longrope's short factors, sequences of all lengths have the long factors.
     block_size            positions of a page
@@ -249,13 +251,7 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
 
         choose_lnc(args.target, args.lnc)
     folder = find_model_path(args.model)
-    config = load_config(folder, TEXT, SPEECH)
-    if args.quantization not in (None, config.quant_method):
-        stored = "not quantised" if config.quant_method is None else f"quantised by {config.quant_method}"
-        raise ModelError(
-            f"quantization is {args.quantization!r:.40}, and the weights are {stored}; nothing is quantised on "
-            "loading, so give a folder that is quantised so"
-        )
+    config = quantise_config(load_config(folder, TEXT, SPEECH), args.quantization)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")

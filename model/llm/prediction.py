@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.config.quantization import quantise_config
 from model.device import choose_lnc
 from model.engine import Engine
 from model.errors import ModelError
@@ -41,6 +42,7 @@ class Deployment:
     max_model_len: int
     pages: Mapping[CacheGroup, int]
     block_size: int
+    quantization: str | None = None
 
     @classmethod
     def from_engine(cls, engine: Engine, args: EngineArgs) -> Deployment:
@@ -61,6 +63,7 @@ class Deployment:
             ranks=args.tensor_parallel_size,
             expert_ranks=args.expert_parallel_size,
             dtype=args.dtype,
+            quantization=args.quantization,
             max_model_len=engine.limits.max_model_len,
             pages=pages,
             block_size=cache.block_size,
@@ -94,7 +97,7 @@ class StepPredictor:
             ModelError: Files of the folder disagree.
         """
         self._deployment = deployment
-        config = load_config(deployment.folder, TEXT, SPEECH)
+        config = quantise_config(load_config(deployment.folder, TEXT, SPEECH), deployment.quantization)
         dtype = choose_activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
         self._predictor = Predictor(
             *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),

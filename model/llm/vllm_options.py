@@ -240,8 +240,7 @@ _TEMPLATE = (
 _SAMPLING = "the default sampling parameters are those of the folder's generation_config.json; edit that file"
 _CONFIG = "config.json of the folder is read as it is; edit a copy of the folder"
 _QUANTIZATION = (
-    "the format of weights is what quantization_config in config.json says, and nothing is quantised on loading; serve "
-    "a quantised folder"
+    "give --quantization fp8 or int8 to quantise plain weights on loading, or serve a quantised folder"
 )
 _RECURRENT = "recurrent states have the dtype of activations, --dtype, and snapshots every --mamba-block-size positions"
 _SLEEP = "an engine cannot sleep or change its weights; stop the server and start it again"

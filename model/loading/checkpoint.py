@@ -23,7 +23,8 @@ from model.config import Config, read_json
 from model.config.folder import check_inside, describe_other_weights
 from model.errors import ModelError
 from model.families import compose
-from model.formats import Weight
+from model.formats import QuantisedWeight, Weight
+from model.loading.quantise import PackedTensors, quantise_plain_weights
 from model.network import Network
 from nkw.files import opened
 
@@ -78,6 +79,9 @@ class Checkpoint(Mapping[str, Weight]):
 
     def release(self) -> None:
         """Release the memory of the mapped bytes in this process; a tensor that is used later is read again."""
+        for weight in self._weights.values():
+            if isinstance(weight, QuantisedWeight) and isinstance(weight.tensors, PackedTensors):
+                weight.tensors.release()
         if hasattr(mmap, "MADV_DONTNEED"):  # not on every system; there the system decides
             for mapped in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
@@ -122,6 +126,8 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
             if weight.dtype == dtype:
                 raise _error(f"{source}: {name} has dtype {quantised!r}; known are {', '.join(_DTYPES)}")
         weights[name] = weight
+    if config.is_quantised_on_load:
+        weights = quantise_plain_weights(weights, network, config)
     for name in tensors:
         if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")

@@ -170,7 +170,7 @@ class Predictor:
         length = bucket_length(context, context, self._mesh.row_multiple)
         self._step = StepShape(
             *(Phase.decode, 1, 1, length, context, ranks, planned_dtype),
-            plan_weight_dtypes(self._network.weights, config.weight_format, planned_dtype),
+            plan_weight_dtypes(self._network.block_weights, config.weight_format, planned_dtype),
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
             lnc=lnc,

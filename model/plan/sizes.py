@@ -28,6 +28,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.config.blocks import Experts
+from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
 from model.formats import Format
@@ -231,15 +232,27 @@ class ModelSizes:
             for block, count in Counter(self.config.blocks).items()
         )
 
+    def list_quantised_readers(self) -> list[str]:
+        """Return the names of the kernels that read weights of decoder layers as quantised, each once."""
+        format = self.config.weight_format
+        if format is None:
+            return []
+        weights = list(self.network.block_weights)
+        planned = plan_weight_dtypes(weights, format, np.dtype(np.float32))
+        readers = (
+            w.reader[0] for w in weights if w.reader is not None and planned.find_format(w.name) is not None
+        )
+        return list(dict.fromkeys(readers))
+
     @cached_property
     def embedding(self) -> LayerSizes:
         """Sizes of the layers before the decoder layers."""
-        return LayerSizes(self.network.sections[0], weight_format=self.config.weight_format)
+        return LayerSizes(self.network.sections[0])
 
     @cached_property
     def head(self) -> LayerSizes:
         """Sizes of the layers after the decoder layers."""
-        return LayerSizes(self.network.sections[-1], weight_format=self.config.weight_format)
+        return LayerSizes(self.network.sections[-1])
 
     @cached_property
     def aside(self) -> LayerSizes:
@@ -334,18 +347,21 @@ class ModelSizes:
         return sum(section.count * section.count_products(phase, tokens) for section in self.blocks)
 
 
-def load_model(path: Path, config: ModelConfig | None = None, family: str | None = None) -> ModelSizes:
+def load_model(
+    path: Path, config: ModelConfig | None = None, family: str | None = None, quantization: str | None = None
+) -> ModelSizes:
     """Return the sizes of the model that a config describes.
 
     Args:
         path: a config.json, or a folder that contains one.
         config: the config of that path if it has been read before.
         family: model type of a family, under which the config is read in place of its own; None: its own.
+        quantization: the scheme by which plain weights are quantised, see `quantise_config`; None: as the config says.
 
     Raises:
-        ModelError: the config cannot be read, or the model has more than 10**15 parameters.
+        ModelError: the config cannot be read, the scheme does not fit it, or the model has more than 10**15 parameters.
     """
-    model = ModelSizes(config or read_config(path, family))
+    model = ModelSizes(quantise_config(config or read_config(path, family), quantization))
     if model.total > _MAX_PARAMETERS:
         raise ModelError(
             f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more: check its sizes"

@@ -440,10 +440,12 @@ def describe_basis(plan: Plan) -> Iterator[str]:
         yield from plan.model.config.stand_in.describe()
     if plan.model.config.quant_method:
         method, dtype = plan.model.config.quant_method, plan.dtype
-        if plan.model.config.weight_format is None or not plan.model.config.weight_format.kernel_tensors:
+        *kernels, last = plan.model.list_quantised_readers() or [""]
+        if not last:
             yield f"Weights quantised by {method} are planned as {dtype}."
         else:
-            yield f"Of the weights quantised by {method}, mlp reads its own in 8 bits; others are {dtype}."
+            names = f"{', '.join(kernels)} and {last} read their own" if kernels else f"{last} reads its own"
+            yield f"Of the weights quantised by {method}, {names} as stored; others are {dtype}."
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
         yield f"Times are rooflines, at least, of the peaks given ({plan.placement.peaks.source})."

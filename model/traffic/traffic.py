@@ -64,6 +64,7 @@ class Request:
 
     | field | meaning |
     |---|---|
+    | `quantization` | scheme by which plain weights are quantised; None: as the config says |
     | `rate`, `share` | requests per second; or the rate as a share of the breaking rate |
     | `users`, `think_s` | users who send requests instead, and their pause after an answer in seconds |
     | `requests` | number of requests; of a trace, the most that are read |
@@ -78,6 +79,7 @@ class Request:
 
     config: Path
     family: str | None = None
+    quantization: str | None = None
     instance: str | None = None
     tp: int | None = None
     ep: int | None = None
@@ -210,7 +212,7 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     Raises:
         ModelError: If the model, the instance, the trace or the options do not allow the prediction.
     """
-    model = load_model(request.config, family=request.family)
+    model = load_model(request.config, family=request.family, quantization=request.quantization)
     offered, has_final_times = _make_workload(request, model)
     max_positions = request.max_model_len or model.config.max_position_embeddings
     if max_positions is not None:

@@ -22,6 +22,7 @@ from model.commands.generate.prompts import (
 )
 from model.commands.generate.report import Run, TargetPrediction, build_document, describe_problems, summarise
 from model.config.folder import list_model_files
+from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.uneven import describe_uneven
@@ -69,7 +70,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     Raises:
         ModelError: Options exclude each other or do not fit the model, or a file cannot be read.
     """
-    config = load_config(options.model)
+    config = quantise_config(load_config(options.model), options.quantization)
     mesh = create_mesh(options, config)
     sampling = read_sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)

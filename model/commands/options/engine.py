@@ -43,7 +43,8 @@ ROWS: Rows = {
     ),
     "--quantization": dict(
         metavar="NAME",
-        help="refuse a folder whose quantization_config has another quant_method (default: take it as it is)",
+        help="quantise plain weights of decoder layers to fp8 or int8, a scale for each output; of a quantised model, "
+        "its quant_method (default: as config.json says)",
     ),
     "--speculative-config": dict(
         metavar="JSON",

@@ -45,7 +45,7 @@ def plan_command(options: argparse.Namespace) -> int:
     config = read_record(options.config, options.family)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
-    model = load_model(options.config, config)
+    model = load_model(options.config, config, quantization=options.quantization)
     names = _list_instances(options)
     if options.recommend and options.rate is None:
         raise ModelError("--recommend compares instances for a load: give --rate, its requests a second")
@@ -177,6 +177,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "recommend",
         "rate",
         "bench_script",
+        "quantization",
     )
     for name in unread:
         if (getattr(options, name) or None) != _DEFAULTS.get(name):

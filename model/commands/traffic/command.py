@@ -30,6 +30,7 @@ def traffic_command(options: argparse.Namespace) -> int:
     request = Request(
         config=options.config,
         family=options.family,
+        quantization=options.quantization,
         instance=options.instance,
         tp=options.tp,
         ep=options.ep,

@@ -1,0 +1,108 @@
+"""The option --quantization: plain weights of decoder layers are quantised when they are loaded, and planned so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.config.quantization import quantise_config
+from model.errors import ModelError
+from model.families import load_config
+from model.formats import SCHEMES, QuantisedWeight
+from model.llm import LLM
+from model.loading.checkpoint import open_checkpoint
+from model.loading.shipped import PRETRAINED, find_config_path
+from model.loading.weights import shard_weights
+from model.plan.sizes import load_model
+from nkw.commands import main
+from tests.model.tiny_families import write_tiny
+
+LARGEST = {"fp8": 448, "int8": 127}
+
+
+def write_plain(folder: Path) -> Path:
+    """Write a tiny Qwen3 with float32 weights and return its folder."""
+    return write_tiny(folder, "qwen3")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_are_rounded_with_a_scale_for_each_output(tmp_path: Path, scheme: str) -> None:
+    folder = write_plain(tmp_path)
+    plain = open_checkpoint(folder, load_config(folder))
+    config = quantise_config(load_config(folder), scheme)
+    quantised = open_checkpoint(folder, config)
+    names = [name for name, weight in quantised.items() if isinstance(weight, QuantisedWeight)]
+    assert {name for name in plain if ".mlp." in name} <= set(names)
+    assert not [name for name in names if "embed" in name or "lm_head" in name or "norm" in name]
+    for name in names:
+        before, after = np.asarray(plain[name]), np.asarray(quantised[name])
+        most = np.abs(before).max(axis=1, keepdims=True)
+        # int8: half of a step of most / 127. fp8: half of the last of four binary places, or of the least subnormal.
+        bound = most / 127 / 2 if scheme == "int8" else np.maximum(np.abs(before) / 16, most / 448 * 2.0**-10)
+        assert (np.abs(after - before) <= bound * 1.001).all()
+        assert not np.array_equal(after, before)
+    quantised.release()
+    assert np.array_equal(np.asarray(quantised[names[0]]), np.asarray(quantised[names[0]]))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_have_the_elements_and_scales_of_the_whole_weight(tmp_path: Path, ranks: int) -> None:
+    folder = write_plain(tmp_path)
+    config = quantise_config(load_config(folder), "int8")
+    shards = shard_weights(config, open_checkpoint(folder, config), ranks)
+    elements = np.concatenate([shard.arrays["layers.0.mlp.w_down"] for shard in shards])
+    assert elements.dtype == np.int8 and shards[0].arrays["layers.0.mlp.w_down_scales"].dtype == np.float32
+    for shard in shards[1:]:
+        name = "layers.0.mlp.w_down_scales"
+        assert np.array_equal(shard.arrays[name], shards[0].arrays[name])
+    plain = np.asarray(open_checkpoint(folder, load_config(folder))["model.layers.0.mlp.down_proj.weight"])
+    scales = np.abs(plain).max(axis=1) / np.float32(127)
+    assert np.array_equal(elements, np.rint(plain / scales[:, None]).T)
+
+
+def test_a_scheme_is_known_and_fits_the_folder(tmp_path: Path) -> None:
+    config = load_config(write_plain(tmp_path))
+    assert quantise_config(config, None) is config
+    with pytest.raises(ModelError, match=r"'int3', and the weights are not quantised; .* by fp8 or int8"):
+        quantise_config(config, "int3")
+    fp8 = replace(config, quant_method="fp8")
+    assert quantise_config(fp8, "fp8") is fp8
+    with pytest.raises(ModelError, match="is 'int8', and the weights are quantised by fp8; leave the option"):
+        quantise_config(fp8, "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_text_is_generated_with_weights_quantised_on_loading(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", "--dtype", "bfloat16", "--prompt", "Once upon a time", "--max-new-tokens", "3"]
+    path = tmp_path / "out.json"
+    assert main([*words, "--tp", "2", "--target", "trn2", "--quantization", scheme, "--json", str(path)]) == 0
+    assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
+    assert json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_an_engine_quantises_on_loading() -> None:
+    llm = LLM(PRETRAINED, quantization="int8", max_model_len=64)
+    (output,) = llm.generate(["Once upon a time"], use_tqdm=False)
+    assert output.outputs[0].token_ids
+
+
+def test_a_plan_counts_quantised_weights_as_stored() -> None:
+    path = find_config_path("llama-3.1-8b")
+    plain, fp8 = load_model(path), load_model(path, quantization="fp8")
+    (block,), (quantised,) = plain.blocks, fp8.blocks
+    saved = block.count_weight_bytes(8, 1, "bfloat16") - quantised.count_weight_bytes(8, 1, "bfloat16")
+    # One byte less for each element of gate, up and down; two rows of 1,792 scales and one of 4,096 more.
+    matrices = 3 * 4096 * 1792
+    assert "mlp" in fp8.list_quantised_readers() and plain.list_quantised_readers() == []
+    assert saved >= matrices - 4 * (2 * 1792 + 4096)
+    for section in ("embedding", "head"):
+        sizes = [getattr(model, section).count_weight_bytes(8, 1, "bfloat16") for model in (plain, fp8)]
+        assert sizes[0] == sizes[1]
