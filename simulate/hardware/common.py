@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from simulate.hardware.record import Number, derived, documented
+from simulate.hardware.record import Number, derived, documented, guessed
 
 GUIDES = "NKI architecture guides for Trainium/Inferentia2, Trainium2 and Trainium3"
 GUIDE_GEN2 = "NKI architecture guide for Trainium/Inferentia2"
@@ -48,6 +48,9 @@ COMMON: Mapping[str, Number] = MappingProxyType(
         "max8_free_max": documented(16384, ISA),
         "exact_float_integer_max": derived(2**24, "IEEE 754 binary32", "24 bits of precision"),
         "partitions_per_gpsimd_core": documented(16, GUIDE_GEN2),
+        "matmul_keeps_fp8_subnormals": guessed(
+            True, ISA, "no document says that subnormal operands count as 0"
+        ),
         "matmul_min_interval_cycles": documented(64, PERFORMANCE_GUIDE),
         "vector_min_interval_cycles": documented(64, COST_FORMULAS),
         "vector_accumulate_extra_cycles": documented(64, COST_FORMULAS, "tensor_scalar with a reduction"),

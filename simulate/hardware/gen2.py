@@ -135,6 +135,7 @@ _VECTOR = {
     "vector_fast_mode_16bit": documented(1.0, GUIDE_GEN2, "elements per cycle; no fast modes"),
     "vector_fast_mode_16bit_strided": documented(1.0, GUIDE_GEN2, "elements per cycle; no fast modes"),
     "vector_fast_mode_fp32": documented(1.0, GUIDE_GEN2, "elements per cycle; no fast modes"),
+    "vector_bitwise_32bit_elements_per_cycle": documented(1.0, GUIDE_GEN2, "no fast modes"),
     "vector_tensor_tensor_16bit": documented(
         1.0, COST_FORMULAS, "elements per cycle, both operands in SBUF, add, multiply or subtract"
     ),

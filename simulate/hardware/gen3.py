@@ -138,6 +138,9 @@ _VECTOR = {
     "vector_fast_mode_16bit": documented(4.0, GUIDE_GEN3, "elements per cycle, contiguous, SBUF to SBUF"),
     "vector_fast_mode_16bit_strided": documented(2.0, GUIDE_GEN3, "also with one side in PSUM"),
     "vector_fast_mode_fp32": derived(2.0, TRN2_TRACES, "1.6 to 2 elements per cycle, SBUF to SBUF"),
+    "vector_bitwise_32bit_elements_per_cycle": guessed(
+        2.0, GUIDE_GEN3, "as arithmetic on float32, whose elements have the same bytes"
+    ),
     "vector_tensor_tensor_16bit": documented(2.0, GUIDE_GEN3, "elements per cycle, all operands in SBUF"),
     "vector_quantize_mx_elements_per_cycle": guessed(1.0, GUIDE_GEN3, "no MX here; one element per lane"),
     "vector_exponential_elements_per_cycle": guessed(1.0, GUIDE_GEN3, "not here; one element per lane"),

@@ -138,6 +138,9 @@ _VECTOR = {
     "vector_latency_overhead_ns": _vector_cycles("vector_latency_overhead_ns"),
     "vector_fast_mode_16bit": documented(4.0, GUIDE_GEN4, "elements per cycle: 512 over 128 lanes, fp8 too"),
     "vector_fast_mode_fp32": documented(2.0, GUIDE_GEN4, "elements per cycle: 256 over 128 lanes"),
+    "vector_bitwise_32bit_elements_per_cycle": guessed(
+        2.0, GUIDE_GEN4, "as arithmetic on float32, whose elements have the same bytes"
+    ),
     "vector_quantize_mx_elements_per_cycle": documented(4.0, GUIDE_GEN4),
     "vector_exponential_elements_per_cycle": documented(
         4.0, GUIDE_GEN4, "4x the Scalar engine, at its clock"

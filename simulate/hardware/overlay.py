@@ -4,8 +4,9 @@
 
 Each entry of a chip names a field of its record. It has a `value` in the unit of the field, a `source`, a `confidence`
 (one of `Confidence`), and optionally a `note`. If the field is a table by number of ranks, the value is an object of
-the changed entries. An overlay can replace clocks, rates, and times in ns or cycles. It cannot replace limits,
-capacities, counts or capabilities, because they decide which kernels are accepted and what they issue.
+the changed entries. An overlay can replace clocks, rates, and times in ns or cycles, and the facts of `VALUE_FACTS`,
+which are true or false and decide values. It cannot replace limits, capacities, counts or capabilities, because they
+decide which kernels are accepted and what they issue.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ MOST_FACTOR = 1000.0
 It is most likely an error of the unit.
 """
 
+VALUE_FACTS = ("matmul_keeps_fp8_subnormals",)
+"""Fields that are true or false and change what an instruction computes, not whether it is accepted."""
+
 _TYPES = {field.name: str(field.type) for field in fields(Hardware)}
 _KEYS = ("value", "source", "confidence", "note")
 
 
 def is_replaceable(name: str) -> bool:
-    """Return whether an overlay may replace a field of `Hardware`: a clock, a rate or a time; False if unknown."""
+    """Return whether a field of `Hardware` is a clock, a rate or a time, which an overlay may replace.
+
+    False for `VALUE_FACTS`, which an overlay may replace too, and for unknown names.
+    """
     annotation = _TYPES.get(name, "")
     is_cycles = annotation == "int" and name.endswith("_cycles")
     return annotation == "float" or annotation.startswith("Mapping[int") or is_cycles
@@ -146,10 +153,10 @@ def _find_error(record: Hardware, name: str, entry: Any) -> str:
     """
     if name not in record.provenance:
         return "a hardware record has no number of this name; its numbers are the fields of simulate.hardware.Hardware"
-    if not is_replaceable(name):
+    if not is_replaceable(name) and name not in VALUE_FACTS:
         return (
             "it decides which kernels are accepted and what they issue, not only their times; an overlay replaces "
-            "clocks, rates, and times in ns or cycles"
+            f"clocks, rates, times in ns or cycles, and {', '.join(VALUE_FACTS)}"
         )
     if not isinstance(entry, Mapping) or not {"value", "source", "confidence"} <= entry.keys() <= {*_KEYS}:
         return f"an entry has value, source and confidence, and may have a note; this one is {entry!r:.60}"
@@ -179,6 +186,8 @@ def _find_error(record: Hardware, name: str, entry: Any) -> str:
 
 def _find_value_error(name: str, current: float, value: Any) -> str:
     """Return the reason why a value cannot replace the number `current` of a field, or an empty string if it can."""
+    if name in VALUE_FACTS:
+        return "" if isinstance(value, bool) else f"its value is {value!r:.40}; it must be true or false"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return f"its value is {_describe_type(value)}, not a number"
     if isinstance(current, int) and not isinstance(value, int):

@@ -71,6 +71,16 @@ class Hardware:
 
     Limits, clocks and times are plain numbers in the units that end their names. `provenance` has the `Number` of each
     field. Two records are equal if all their numbers, sources and notes are.
+
+    Kernels that unpack 4-bit weights rest on two guesses, which an overlay can replace:
+
+    - `matmul_keeps_fp8_subnormals`: whether a matmul multiplies subnormal fp8 operands by their values; if False, it
+      takes them as 0. True, because IEEE arithmetic keeps them and no document says otherwise; so results are right
+      unless a chip contradicts it.
+    - `vector_bitwise_32bit_elements_per_cycle`: elements per cycle of the Vector engine's tensor_scalar with bitvec
+      operators on 32-bit tiles in SBUF. 2 from gen3 on, the pace of every other tensor_scalar on such tiles, which the
+      clock has always taken: a guess that no measurement contradicts changes no predicted time. An overlay with 1
+      gives the cautious times; report figures of such kernels with both.
     """
 
     # Identity
@@ -143,6 +153,7 @@ class Hardware:
     matmul_bf16_destination: bool
     matmul_e4m3fn: bool
     matmul_double_row: bool
+    matmul_keeps_fp8_subnormals: bool
     psum_accumulate_after_other_write: bool
     mx: bool
     alu_extended_operators: bool
@@ -191,6 +202,7 @@ class Hardware:
     vector_fast_mode_16bit: float
     vector_fast_mode_16bit_strided: float
     vector_fast_mode_fp32: float
+    vector_bitwise_32bit_elements_per_cycle: float
     vector_tensor_tensor_16bit: float
     vector_reduce_16bit: float
     vector_memset_zero_16bit: float

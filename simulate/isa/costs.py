@@ -313,10 +313,11 @@ def matmul(
     )
 
 
-def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -> Cost:
+def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor, bitvec: bool = False) -> Cost:
     """Return the cost of a tensor_copy or tensor_scalar from `src` to `dst` on an engine.
 
     In SBUF, Vector has fast modes for 16-bit tiles and for tiles without repeated elements, at the record's paces.
+    `bitvec` says whether the operators work on bits, for which 32-bit tiles have a pace of their own.
     """
     if engine is Engine.scalar:
         return scalar(hardware, src.free_size, "copy")
@@ -328,7 +329,8 @@ def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -
             contiguous = dst.is_contiguous() and src.is_contiguous()
             number = "vector_fast_mode_16bit" if contiguous else "vector_fast_mode_16bit_strided"
         elif 0 not in src.strides[1:]:
-            number = "vector_fast_mode_fp32"
+            is_word_of_bits = bitvec and dst.dtype.itemsize == 4
+            number = "vector_bitwise_32bit_elements_per_cycle" if is_word_of_bits else "vector_fast_mode_fp32"
     fast = number is not None and src.free_size > 0
     return vector(hardware, src.free_size, number, fast_mode=fast)
 

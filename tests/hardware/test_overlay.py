@@ -84,6 +84,13 @@ def test_whole_numbers_stay_whole_and_times_become_floats() -> None:
     assert (record.vector_min_interval_cycles, type(record.vector_min_interval_cycles)) == (80, int)
 
 
+def test_an_overlay_replaces_a_fact_that_decides_values() -> None:
+    use_overlay(overlay(value(False, name="matmul_keeps_fp8_subnormals")))
+    kept = {chip: hardware(chip).matmul_keeps_fp8_subnormals for chip in TARGETS}
+    assert kept == {chip: chip != "trn2" for chip in TARGETS}
+    assert hardware("trn2").label == "trn2 with 1 number of measured.json"
+
+
 def test_an_overlay_without_numbers_changes_nothing() -> None:
     before = hardware("trn2")
     use_overlay(overlay({"trn2": {}}))
@@ -128,6 +135,8 @@ def test_every_number_of_times_and_no_other_can_be_replaced() -> None:
         (value(float("inf")), "its value is inf, which is not finite"),
         (value(0), "its value is 0; it must be above 0"),
         (value(-1.5), "its value is -1.5; it must be above 0"),
+        (value(0, name="matmul_keeps_fp8_subnormals"), "its value is 0; it must be true or false"),
+        (value("no", name="matmul_keeps_fp8_subnormals"), "its value is 'no'; it must be true or false"),
         (value(64.5, name="vector_min_interval_cycles"), "its value is 64.5; it must be a whole number"),
         (
             value(1.01, name="dma_compute_fraction"),
@@ -154,7 +163,16 @@ def test_what_is_no_overlay_is_refused_in_one_sentence(content: Any, message: st
 
 
 @pytest.mark.parametrize(
-    "content", [value(45e3), value(0.045), value(1.0, name="dma_compute_fraction"), value(45), {}]
+    "content",
+    [
+        value(45e3),
+        value(0.045),
+        value(1.0, name="dma_compute_fraction"),
+        value(45),
+        value(1.0, name="vector_bitwise_32bit_elements_per_cycle"),
+        value(False, name="matmul_keeps_fp8_subnormals"),
+        {},
+    ],
 )
 def test_values_at_the_limits_are_taken(content: Any) -> None:
     use_overlay(overlay(content))

@@ -92,6 +92,10 @@ CASES: dict[str, Made] = {
         for dtype in ("bfloat16", "float32")
         for step in (1, 2)
     },
+    "bits of words": lambda chip: (
+        Engine.vector,
+        costs.copied(chip, Engine.vector, tile((128, 512), "int32"), tile((128, 512), "int32"), bitvec=True),
+    ),
     "topk": lambda chip: (Engine.gpsimd, costs.largest(chip, 4096, 256)),
     "dma none": _dma(DgeMode.none),
     "dma store": _dma(DgeMode.none, load=False),

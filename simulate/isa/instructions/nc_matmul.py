@@ -11,6 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
+from simulate.isa.fp8_subnormals import flush_operands
 from simulate.isa.matmul_hints import build_hint_rule
 from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
@@ -44,7 +45,8 @@ def nc_matmul(
     float32 (gen4: or bfloat16), inside one 2 KiB bank per partition except on gen4. Free dims are flattened.
 
     Products and sums are float32 (numpy's order of summation; the hardware's is not documented). Two float32 inputs
-    take four passes and count as exact float32; tfloat32 inputs carry a 10-bit mantissa. `accumulate`: False
+    take four passes and count as exact float32; tfloat32 inputs carry a 10-bit mantissa. Subnormal fp8 inputs keep
+    their values (a guess, see `matmul_keeps_fp8_subnormals` of the record). `accumulate`: False
     overwrites, True adds to what matmuls wrote before, None decides element by element: the first write overwrites,
     later ones add. is_*_onezero are performance hints without effect on values. With `is_transpose`, moving is an
     identity and dst is stationary transposed, bit exact where the chip has the transpose mode. perf_mode double_row
@@ -109,6 +111,8 @@ def nc_matmul(
         def compute(weights: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray]:
             return (flat(weights).T @ flat(rows),)
 
+    if not transposes_bits:
+        compute = flush_operands(hardware, compute, stationary, moving)
     fp32 = stationary.dtype == "float32" or moving.dtype == "float32"
     return Plan(
         engine=Engine.tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from nkw.errors import RuleViolation, Unsupported, rule
@@ -9,6 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
+from simulate.isa.fp8_subnormals import flush_operands
 from simulate.isa.instructions.nc_matmul import input_dtypes, inside_one_bank
 from simulate.isa.plan import Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
@@ -46,7 +49,8 @@ def nc_transpose(
     if engine is Engine.vector:
         fits_vector_block(hardware, data)
         transposed_shape(dst, data)
-        return _plan(engine, dst, data, Domain.bits, costs.vector(hardware, data.free_size), name)
+        cost = costs.vector(hardware, data.free_size)
+        return _plan(engine, dst, data, Domain.bits, _transposed, cost, name)
     rules.lies_in("dst", dst, MemoryRegion.psum)
     rules.lies_in("data", data, MemoryRegion.sbuf)
     fits_tensor_array(hardware, data)
@@ -65,18 +69,27 @@ def nc_transpose(
     cost = costs.matmul(
         hardware, data.shape[0], data.free_size, data.shape[0], data.dtype == "float32", transpose=True
     )
-    return _plan(engine, dst, data, Domain.bits if exact else Domain.float32, cost, name)
+    if exact:
+        return _plan(engine, dst, data, Domain.bits, _transposed, cost, name)
+    compute = flush_operands(hardware, _times_identity, data)
+    return _plan(engine, dst, data, Domain.float32, compute, cost, name)
 
 
 def _plan(
-    engine: Engine, dst: NkiTensor, data: NkiTensor, domain: Domain, cost: costs.Cost, name: str | None
+    engine: Engine,
+    dst: NkiTensor,
+    data: NkiTensor,
+    domain: Domain,
+    compute: Callable[..., tuple[np.ndarray]],
+    cost: costs.Cost,
+    name: str | None,
 ) -> Plan:
     return Plan(
         engine=engine,
         reads=(data,),
         writes=(dst,),
         domain=domain,
-        compute=_transposed if domain is Domain.bits else _times_identity,
+        compute=compute,
         cost=cost,
         name=name,
         accumulate=Accumulate.overwrite if engine is Engine.tensor else None,

@@ -83,7 +83,7 @@ def tensor_scalar(
         writes=(dst,),
         domain=Domain.bits if bitvec else Domain.float32,
         compute=compute,
-        cost=costs.copied(hardware, engine, dst, data),
+        cost=costs.copied(hardware, engine, dst, data, bitvec),
         name=name,
         propagate=propagation.elementwise,
         undocumented=rules.violations(
