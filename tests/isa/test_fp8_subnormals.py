@@ -49,10 +49,10 @@ MULTIPLIED = [
 
 
 @pytest.mark.parametrize(("target", "dtype"), MULTIPLIED)
-@pytest.mark.parametrize("other", ["bfloat16", "float8_e5m2"])
-def test_every_code_is_multiplied_by_its_value_or_as_0(target: str, dtype: str, other: str) -> None:
+@pytest.mark.parametrize("paired", ["bfloat16", "float8_e5m2"])
+def test_every_code_is_multiplied_by_its_value_or_as_0(target: str, dtype: str, paired: str) -> None:
     codes = finite_codes(dtype)
-    half = np.full((1, 3), 0.5, getattr(ml_dtypes, other))
+    half = np.full((1, 3), 0.5, getattr(ml_dtypes, paired))
     call: dict[str, Any] = {"stationary": half, "moving": codes, "dst": Fresh((3, codes.size), buffer=PSUM)}
     kept = execute(target, "nc_matmul", **call)["dst"]
     np.testing.assert_array_equal(kept, np.repeat(codes.astype(np.float32) / 2, 3, axis=0))
@@ -73,19 +73,19 @@ def test_both_operands_are_flushed_and_wider_dtypes_are_not() -> None:
 
 def test_pairs_of_rows_are_flushed() -> None:
     pair = np.array([[[2.0**-9] * 4, [2.0] * 4]], np.float32).astype(ml_dtypes.float8_e4m3)
-    one = np.ones((1, 2, 4), ml_dtypes.float8_e4m3)
+    ones = np.ones((1, 2, 4), ml_dtypes.float8_e4m3)
     mode = nisa.matmul_perf_mode.double_row
-    for record, result in ((hardware("trn2"), 2 + 2.0**-9), (flushing("trn2"), 2.0)):
+    for record, total in ((hardware("trn2"), 2 + 2.0**-9), (flushing("trn2"), 2.0)):
         with use_stand_in(record):
             done = execute(
                 "trn2",
                 "nc_matmul",
                 dst=Fresh((4, 4), buffer=PSUM),
                 stationary=pair,
-                moving=one,
+                moving=ones,
                 perf_mode=mode,
             )["dst"]
-        np.testing.assert_array_equal(done, np.full((4, 4), result, np.float32))
+        np.testing.assert_array_equal(done, np.full((4, 4), total, np.float32))
 
 
 def test_a_transpose_by_an_ordinary_matmul_flushes_and_the_transpose_mode_does_not() -> None:
@@ -100,11 +100,11 @@ def test_a_transpose_by_an_ordinary_matmul_flushes_and_the_transpose_mode_does_n
 
 
 def multiply(a: Any, b: Any) -> Any:
-    left, right = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf) for x in (a, b))
-    nisa.dma_copy(dst=left, src=a)
-    nisa.dma_copy(dst=right, src=b)
+    stationary, moving = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf) for x in (a, b))
+    nisa.dma_copy(dst=stationary, src=a)
+    nisa.dma_copy(dst=moving, src=b)
     product = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=product, stationary=left, moving=right)
+    nisa.nc_matmul(dst=product, stationary=stationary, moving=moving)
     rows = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rows, src=product)
     out = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.shared_hbm)
@@ -116,7 +116,7 @@ def test_a_replayed_program_flushes_and_none_of_the_other_record_is_replayed() -
     cache = ReplayCache()
     codes = np.repeat(finite_codes("float8_e4m3"), 8, axis=0)
     weights = np.eye(8, 16, dtype=np.float32).astype(ml_dtypes.bfloat16)
-    for record, right in (
+    for record, expected in (
         (hardware("trn2"), codes.astype(np.float32)),
         (flushing("trn2"), flushed(codes, "float8_e4m3")),
     ):
@@ -124,7 +124,7 @@ def test_a_replayed_program_flushes_and_none_of_the_other_record_is_replayed() -
             world = simulate.World("trn2", replays=cache)
             for _ in range(3):
                 done = world.launch(multiply, [((weights, codes), {})], simulate.Mode.replay)
-                np.testing.assert_array_equal(done.outputs[0][:8], right)
+                np.testing.assert_array_equal(done.outputs[0][:8], expected)
     assert cache.report.hits == 4
 
 

@@ -14,10 +14,11 @@ MODULES = tuple(
     sorted(
         ".".join(file.relative_to(FOLDER).with_suffix("").parts)
         for file in FOLDER.rglob("*.py")
-        if file.stem not in ("__init__", "precision") and file.relative_to(FOLDER).parts[0] != "ladder"
+        if file.stem not in ("__init__", "precision")
+        and file.relative_to(FOLDER).parts[0] not in ("ladder", "probes")
     )
 )
-"""The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
+"""The modules that are mutated; precision.py serves the references only, ladder and probes have tests of their own."""
 
 WITH_METHODS = (
     "cache.",
