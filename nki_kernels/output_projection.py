@@ -10,6 +10,8 @@ Dimensions:
 Arguments:
     o              [T, K] @ HBM, float32 or bfloat16: this rank's heads
     w_o            [K, H] @ HBM, float32 or bfloat16: this rank's rows; read in o's dtype
+    w_o_scales     [1, H] @ HBM, float32, or None. They multiply the columns of w_o, whose dtype is then float8_e4m3,
+                   float8_e5m2 or int8
     residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; with N > 1 this rank's rows, [T/N, H]
     replica_group  nki.collectives.ReplicaGroup, or None for one rank
     bias           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
@@ -56,10 +58,13 @@ from nki_kernels.projection.residual_product import (
     ResidualProduct,
     compute_chunk,
     count_chunk_columns,
+    keeps_scales,
 )
 from nki_kernels.projection.row_groups import (
     allocate_transposed,
+    count_bytes,
     count_rows_per_rank,
+    count_tile_rows,
     item_bytes,
     split_by_rank,
     transpose_tiles,
@@ -77,7 +82,7 @@ from nki_kernels.tiles import (
     expect_hidden,
     ranges,
 )
-from nki_kernels.weights import WeightMatrix
+from nki_kernels.weights import WeightMatrix, check_scales, select_columns
 
 cores = (1, 2)
 
@@ -98,7 +103,9 @@ GATED_COLUMNS = 2048
 
 
 @nki.jit
-def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequence_ranks=1, gate=None):
+def output_projection(
+    o, w_o, residual=None, replica_group=None, bias=None, sequence_ranks=1, gate=None, w_o_scales=None
+):
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
 
     Terms and factors that are None are left out. With sequence_ranks N > 1, residual and y are this rank's T
@@ -112,6 +119,7 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     assert w_o.shape[0] == depth, (
         f"w_o has {w_o.shape[0]} rows for o of width {depth}; pass w_o [{depth}, H], these heads' rows"
     )
+    check_scales("w_o", w_o, w_o_scales)
     check_ranks(sequence_ranks, replica_group, tokens)
     owned = tokens // sequence_ranks
     if residual is not None:
@@ -134,7 +142,7 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     project_rows(
         y[first:last, left:right],
         (split_by_rank(o, sequence_ranks)[:, first:last, :], gate),
-        w_o[:, left:right],
+        select_columns(WeightMatrix(w_o, w_o_scales), left, right),
         None if residual is None else residual[first:last, left:right],
         bias_rows,
         replica_group,
@@ -151,26 +159,31 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
         y: [row, H], this rank's rows.
         source: (o, gate) [rank, row, K], the rows of every rank. o is multiplied by sigmoid(gate), unless
             gate is None.
-        w_o: [K, H].
+        w_o: WeightMatrix [K, H].
         residual: as y, or None.
         bias: [row, H] in SBUF, the same on every row, or None.
         replica_group: the ranks of the sum, or None for one rank.
     """
     o = source[0]
     ranks, tokens, depth = o.shape
-    hidden = w_o.shape[1]
+    hidden = w_o.elements.shape[1]
     is_resident = blocks(depth) * hidden <= HELD_ELEMENTS
     # A weight in SBUF costs nothing for a further group; one that streams is read again, so its groups are large.
     step = count_rows_per_rank(ranks) * (1 if is_resident else choose_rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
-    ahead = count_groups_ahead(depth, step * ranks, o.dtype, is_resident)
+    tile_rows = min(ranks * tokens, count_tile_rows(ranks))
+    scale_bytes = 0
+    if w_o.scales is not None and keeps_scales(w_o.scales, tile_rows):
+        scale_bytes = count_bytes(w_o.scales)
+    ahead = count_groups_ahead(depth, step * ranks, o.dtype, is_resident, scale_bytes)
     loaded = []
     for group in range(min(ahead, groups)):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
     next_transposed = transpose_group(loaded[0]) if ahead > 0 else None
     rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if is_resident else SUMS_AHEAD, [])
-    weight = MovingWeight([WeightMatrix(w_o)], [] if is_resident else None)
-    product = ResidualProduct(y, residual, weight, bias, rank_sum)
+    weight = MovingWeight([w_o], [] if is_resident else None)
+    product = ResidualProduct(y, residual, weight, bias, rank_sum, None, None, w_o.scales)
+    product.load_scales(tile_rows)
     for group in range(groups):
         first = group * step
         current = next_transposed
@@ -187,16 +200,16 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
     rank_sum.finish()
 
 
-def count_groups_ahead(depth, rows, dtype, is_resident):
+def count_groups_ahead(depth, rows, dtype, is_resident, scale_bytes):
     """Return how many groups of rows are loaded ahead of the group that is multiplied: 0, 1 or 2.
 
     Two if w_o is resident in SBUF; else one if SBUF holds three groups beside what streams, and 0 if not.
-    depth: K. rows: rows of a group, those of all ranks.
+    depth: K. rows: rows of a group, those of all ranks. scale_bytes: bytes of each partition that scales take.
     """
     if is_resident:
         return 2
     group_bytes = blocks(depth) * rows * item_bytes(dtype)
-    return 1 if 3 * group_bytes + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes else 0
+    return 1 if 3 * group_bytes + STREAM_BYTES + scale_bytes <= nl.tile_size.sbuf_fmax_bytes else 0
 
 
 def load_group(source, first, last):
@@ -244,6 +257,7 @@ def output_projection_reference(
     bias: np.ndarray | None = None,
     sequence_ranks: int = 1,
     gate: np.ndarray | None = None,
+    w_o_scales: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return residual + o @ w_o + bias in o's dtype, computed in float32 and rounded once; missing terms are 0.
 
@@ -255,4 +269,5 @@ def output_projection_reference(
     """
     if gate is not None:
         o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
-    return (widened_or_zero(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)
+    product = widened(o) @ widened(w_o, w_o_scales)
+    return (widened_or_zero(residual) + product + widened_or_zero(bias)).astype(o.dtype)

@@ -12,6 +12,8 @@ Dimensions:
 Arguments:
     x            [T, H] @ HBM, float32 or bfloat16
     w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
+    w_qkv_scales [1, Q + 2 KV + G] @ HBM, float32, or None. They multiply the columns of w_qkv, whose dtype is then
+                 float8_e4m3, float8_e5m2 or int8
     q_size       compile-time int, Q
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
     norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
@@ -75,6 +77,7 @@ from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
+from nki_kernels.weights import WeightMatrix, check_scales
 
 cores = (1, 2)
 
@@ -109,6 +112,7 @@ def qkv_projection(
     sequence_ranks=1,
     v_norm=False,
     gate_size=0,
+    w_qkv_scales=None,
 ):
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
 
@@ -133,6 +137,7 @@ def qkv_projection(
     assert w_qkv.shape == (hidden, width), (
         f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
     )
+    check_scales("w_qkv", w_qkv, w_qkv_scales)
     assert kv_size > 0 or gate_size == 0, (
         f"gate_size is {gate_size}, and kv_size is 0; a layer without keys and values takes no gates"
     )
@@ -169,8 +174,10 @@ def qkv_projection(
         piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // sequence_ranks)
         source = plan_gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)
         norm = Norm(None, None, 0.0, eps)  # rows of other ranks arrive normalised
-    heads = Heads(outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles)
-    project(source, norm, w_qkv, columns, heads)
+    heads = Heads(
+        outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles, w_qkv_scales
+    )
+    project(source, norm, WeightMatrix(w_qkv, w_qkv_scales), columns, heads)
     if kv_size == 0:
         return outputs[0]
     if gate_size > 0:
@@ -234,6 +241,7 @@ def qkv_projection_reference(
     sequence_ranks: int = 1,
     v_norm: bool = False,
     gate_size: int = 0,
+    w_qkv_scales: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
 
@@ -247,7 +255,7 @@ def qkv_projection_reference(
         wide = rmsnorm_reference(wide, widened(norm_weight) + wide.dtype.type(norm_offset), eps)
     if norm_bias is not None:
         wide = wide + widened(norm_bias)
-    product = wide @ widened(w_qkv)
+    product = wide @ widened(w_qkv, w_qkv_scales)
     if bias is not None:
         product = product + widened(bias)
     ends = np.cumsum([q_size, kv_size, kv_size])

@@ -101,6 +101,16 @@ class Attention(AttentionHeads):
             and self._rotates_by_position
         )
 
+    def _is_read_by_block(self, step: StepShape) -> bool:
+        """Return whether `attention_block_decode` has a parameter for each array of both projections.
+
+        A quantised weight may have arrays, such as scales, that only the separate kernels read.
+        """
+        from model.device import list_kernel_parameters  # takes as long to import as the rest of the model
+
+        arguments = self.w_qkv.arguments("w_qkv", step) | self.w_o.arguments("w_o", step)
+        return arguments.keys() <= set(list_kernel_parameters("attention_block_decode"))
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of projection, attention and output for one step.
 
@@ -111,7 +121,7 @@ class Attention(AttentionHeads):
             attend = self._prefill(step) if step.decoding is None else self._attend_mixed(step, step.decoding)
             return [*self._project(step), attend, *self._project_output(step)]
         attends = [self._decode(step, sequences, repeat) for sequences, repeat in split_sequences(step)]
-        if self._is_block:
+        if self._is_block and self._is_read_by_block(step):
             blocks = [
                 self._decode_block(step, sequences, repeat) for sequences, repeat in split_sequences(step)
             ]
@@ -268,18 +278,17 @@ class Attention(AttentionHeads):
         x = x.take_last(rows) if rows < step.tokens else x
         q, k, _ = self._describe_projected(step)
         launch_step = replace(step, tokens=rows, sequences=sequences)
-        w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
+        matrices = self.w_qkv.arguments("w_qkv", step) | self.w_o.arguments("w_o", step)
         return Launch(
             "attention_block_decode",
             {
                 "x": x,
                 "norm_weight": self.norm.weight.value(step),
-                "w_qkv": w_qkv,
+                **matrices,
                 "eps": self.norm.eps,
                 "q_size": q.shape[1],
                 "kv_size": k.shape[1],
                 "scale": self.heads.score_scale,
-                "w_o": w_o,
                 "num_kv_heads": self._count_kv_heads(step),
                 **self._list_rotation_arguments(step),
                 **self._list_head_norm_arguments(step),
@@ -287,7 +296,8 @@ class Attention(AttentionHeads):
                 **self._list_decode_arguments(launch_step),
             },
             ("x", *self._cache(launch_step).names),
-            count_product_work(rows, w_qkv, w_o) + self._count_decode_work(step, sequences),
+            count_product_work(rows, matrices["w_qkv"], matrices["w_o"])
+            + self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
             fused=tuple(

@@ -100,6 +100,7 @@ class AttentionHeads:
         return Weight(
             f"{self.name}.w_qkv",
             tuple(projection.weight(cut) for projection, cut in self._pair_inputs_with_cuts()),
+            reader=("qkv_projection", "w_qkv"),
         )
 
     @property
@@ -116,7 +117,8 @@ class AttentionHeads:
     def w_o(self) -> Weight:
         """Matrix of the output projection, [a rank's heads * head_dim, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
-        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
+        tensors = (self.projections.output.weight(cut),)
+        return Weight(f"{self.name}.w_o", tensors, reader=("output_projection", "w_o"))
 
     @property
     def b_o(self) -> Weight | None:
@@ -176,11 +178,11 @@ class AttentionHeads:
         q, k, _ = self._describe_projected(step)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
-        w_qkv = self.w_qkv.value(step)
+        matrices = self.w_qkv.arguments("w_qkv", step)
         first_norm = self.norm or next(iter(self.head_norms), None)
         arguments: dict[str, Argument] = {
             "x": x,
-            "w_qkv": w_qkv,
+            **matrices,
             "q_size": q.shape[1],
             "kv_size": 0 if self.owner else k.shape[1],
             "bias": create_argument(self.b_qkv, step),
@@ -203,7 +205,13 @@ class AttentionHeads:
             arguments |= {"gate_size": q.shape[1]}
         names = ("q", "k", "v", "gate")[: len(self.projections.inputs)]
         launches = [
-            Launch("qkv_projection", arguments, names, count_product_work(step.tokens, w_qkv), step.tokens)
+            Launch(
+                "qkv_projection",
+                arguments,
+                names,
+                count_product_work(step.tokens, matrices["w_qkv"]),
+                step.tokens,
+            )
         ]
         if not self._whole_norms:
             return launches
@@ -245,11 +253,12 @@ class AttentionHeads:
         """Return the launches that compute x + output_projection(o): one, or two with a norm `after`, which adds x."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         q, _, _ = self._describe_projected(step)
-        o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
+        o, rows = Value("o", q.shape, step.activations), step.tokens
+        matrices = self.w_o.arguments("w_o", step)
         result = x if self.after is None else Value("attended", x.shape, x.dtype)
         arguments: dict[str, Argument] = {
             "o": o,
-            "w_o": w_o,
+            **matrices,
             "residual": x if self.after is None else None,
             "replica_group": Axis.tensor,
             "bias": create_argument(self.b_o, step),
@@ -257,7 +266,13 @@ class AttentionHeads:
             "gate": replace(q, name="gate") if self.heads.output_gate else None,
         }
         launches = [
-            Launch("output_projection", arguments, (result.name,), count_product_work(rows, w_o), rows)
+            Launch(
+                "output_projection",
+                arguments,
+                (result.name,),
+                count_product_work(rows, matrices["w_o"]),
+                rows,
+            )
         ]
         if self.after is not None:
             launches.append(self.after.launch(step, result, "x", "after attention", x))

@@ -62,6 +62,15 @@ class Tensor:
         first, end, period = self.outputs
         return (shape[0] // period * (end - first), *shape[1:])
 
+    @property
+    def can_stay_stored(self) -> bool:
+        """Whether kernels can read the selected outputs as a format stores them.
+
+        They are one run of the checkpoint's outputs, not transposed, and their `MatrixCut` cuts scales likewise.
+        """
+        is_run = self.outputs is None or self.outputs[2] == self.shape[0]
+        return is_run and not self.transposed and isinstance(self.cut, MatrixCut)
+
     def find_rank_shape(self, shard: Shard) -> Shape:
         """Return the shape of what `take` returns for a rank: its part of the selected outputs in the cut's layout."""
         return self.cut.shape(self.part_shape, shard)
@@ -143,20 +152,19 @@ class Weight:
     ) -> Format | None:
         """Return the format whose stored tensors the kernel in `reader` reads; None if it reads one plain array.
 
-        The kernel reads stored tensors if every tensor of the weight has the same quantised format and a `MatrixCut`,
-        and if the kernel has a parameter for each stored tensor. `parameters` returns a kernel's parameter names.
+        The kernel reads stored tensors if every tensor of the weight has the same quantised format and
+        `can_stay_stored`, and if the kernel has a parameter for each stored tensor. `parameters` returns a kernel's
+        parameter names.
         """
         if self.reader is None:
             return None
         formats: set[Format | None] = set()
         for tensor in self.tensors:
             selected = None if isinstance(tensor, Zeros) else tensor.select(weights[tensor.name])
-            is_kept = (
-                isinstance(selected, QuantisedWeight)
-                and not selected.is_transposed
-                and isinstance(tensor.cut, MatrixCut)
-            )
-            formats.add(selected.format if is_kept and isinstance(selected, QuantisedWeight) else None)
+            if isinstance(selected, QuantisedWeight) and tensor.can_stay_stored:
+                formats.add(selected.format)
+            else:
+                formats.add(None)
         format = formats.pop() if len(formats) == 1 else None
         return format if format is not None and self._is_read_stored(format, parameters) else None
 
@@ -175,10 +183,7 @@ class Weight:
         """
         if format is None or not self._is_read_stored(format, parameters):
             return None
-        is_kept = all(
-            isinstance(tensor.cut, MatrixCut) and not isinstance(tensor, Zeros) and not tensor.transposed
-            for tensor in self.tensors
-        )
+        is_kept = all(tensor.can_stay_stored and not isinstance(tensor, Zeros) for tensor in self.tensors)
         return format if is_kept else None
 
     def take_stored(

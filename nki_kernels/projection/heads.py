@@ -16,7 +16,7 @@ from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.norms.row_tiles import normalise_heads
 from nki_kernels.projection.sequence import RowSource, map_to_sequence
 from nki_kernels.rope import gather, rotate
-from nki_kernels.tiles import copy_bank
+from nki_kernels.tiles import copy_bank, shuffle_row
 
 
 @dataclass
@@ -52,7 +52,9 @@ class Heads(nl.NKIObject):
     of x, of which the source has those from first_row on. head: D, or 0 if no head is normalised or rotated.
     turned: number of leading columns that are normalised or rotated. rotated: number of leading columns that
     are rotated, if there are angles. norms: list of HeadNorms. eps: of these norms, [row, 1] float32 in SBUF.
-    bias: [row, column] float32 in SBUF, or None.
+    bias: [row, column] float32 in SBUF, or None. scales: [1, column] float32 @ HBM, those of the weight's columns;
+    None for a plain weight. column_scales: [row, column] float32 in SBUF, the scales of the columns that
+    `load_scales` loaded last, on every row; None before, and for a plain weight.
     """
 
     outputs: list
@@ -66,13 +68,20 @@ class Heads(nl.NKIObject):
     eps: nl.NkiTensor
     bias: nl.NkiTensor | None
     angles: AngleTables
+    scales: nl.NkiTensor | None = None
+    column_scales: nl.NkiTensor | None = None
+
+    def load_scales(self, columns, rows):
+        """Load the scales of columns (first, end), if there are any, onto `rows` partitions."""
+        if self.scales is not None:
+            self.column_scales = shuffle_row(self.scales[:, columns[0] : columns[1]], rows)
 
     def deliver(self, row, left, right, sums, panels, scale):
-        """Apply scale, bias, norms of heads and rotation to a tile of the product, and store it to the outputs in HBM.
+        """Apply scales, bias, norms of heads and rotation to a tile of the product, and store it to the outputs in HBM.
 
         Args:
             row: the first row of the tile, counted within the rows of `source`.
-            left, right: the tile has columns left … right - 1 of [q | k | v | gate].
+            left, right: the tile has columns left … right - 1 of [q | k | v | gate], whose scales are loaded.
             sums: list of PSUM tiles [row, column], one for each panel.
             panels: ranges (start, end) of columns, counted from `left`.
             scale: float32 [row, 1] in SBUF that multiplies the rows, such as 1 / rms, or None.
@@ -82,6 +91,7 @@ class Heads(nl.NKIObject):
         finished = nl.ndarray((rows, right - left), dtype=self.outputs[0].dtype, buffer=nl.sbuf)
         turned, rotated = max(0, min(self.turned, right) - left), max(0, min(self.rotated, right) - left)
         bias = None if self.bias is None else self.bias[0:rows, left:right]
+        column_scales = None if self.column_scales is None else self.column_scales[0:rows, :]
         if self.angles.cos is None:
             rotated = 0
         if rotated > 0:
@@ -94,10 +104,11 @@ class Heads(nl.NKIObject):
             start, end = panels[panel]
             middle = max(start, min(end, turned))
             if middle > start:
-                copy_scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel)
+                columns = sums[panel][:, 0 : middle - start]
+                copy_scaled(wide, start, middle, columns, scale, column_scales, bias, panel)
             if end > middle:
                 columns = sums[panel][:, middle - start : end - start]
-                copy_scaled(finished, middle, end, columns, scale, bias, panel)
+                copy_scaled(finished, middle, end, columns, scale, column_scales, bias, panel)
         for norm in self.norms:
             start, end = max(norm.first_column, left) - left, min(norm.end_column, right) - left
             if start < end:
@@ -140,21 +151,29 @@ class Heads(nl.NKIObject):
             left = right
 
 
-def copy_scaled(target, start, end, source, scale, bias, panel):
-    """Write source * scale + bias to columns start … end - 1 of `target` in SBUF.
+def copy_scaled(target, start, end, source, scale, column_scales, bias, panel):
+    """Write source * scale * column_scales + bias to columns start … end - 1 of `target` in SBUF.
 
-    With a bias the Vector engine does so; without one the Scalar engine does for even `panel` and the Vector
-    engine for odd.
+    With a bias or column scales the Vector engine does so; without them the Scalar engine does for even `panel` and
+    the Vector engine for odd.
 
     Args:
         target: SBUF tile [row, column].
         source: PSUM tile [row, end - start].
         scale: float32 [row, 1] in SBUF that multiplies the rows, or None.
-        bias: float32 in SBUF with the rows and columns of `target`, or None.
+        column_scales: float32 in SBUF with the rows and columns of `target`, or None.
+        bias: as column_scales, or None.
         panel: index of the source among the panels of a tile.
     """
     columns = target[:, start:end]
-    if bias is None:
+    if column_scales is not None:
+        scaled = columns
+        if bias is not None:
+            scaled = nl.ndarray(source.shape, dtype=nl.float32, buffer=nl.sbuf)
+        copy_bank(scaled, source, panel, 1, scale, column_scales[:, start:end])
+        if bias is not None:
+            nisa.tensor_tensor(dst=columns, data1=scaled, data2=bias[:, start:end], op=nl.add)
+    elif bias is None:
         copy_bank(columns, source, panel + 1, 2, scale)
     elif scale is None:
         nisa.tensor_tensor(dst=columns, data1=source, data2=bias[:, start:end], op=nl.add)

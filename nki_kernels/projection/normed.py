@@ -39,7 +39,7 @@ from nki_kernels.tiles import (
     load,
     ranges,
 )
-from nki_kernels.weights import WeightMatrix, load_runs_into
+from nki_kernels.weights import choose_operand_dtype, is_plain, load_runs_into, select_columns
 
 RESIDENT_BYTES = 65536
 """Most bytes per partition of the weight's columns that stay in SBUF."""
@@ -75,7 +75,7 @@ def project(rows, norm, w, columns, heads):
     Args:
         rows: RowSource of x [T, H] @ HBM.
         norm: Norm; one without a weight leaves rows as they are.
-        w: [H, columns] @ HBM.
+        w: WeightMatrix [H, columns]; the scales of its columns are those of `heads`.
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
     """
@@ -137,11 +137,13 @@ def project_few(source, norm, w, columns, heads):
     tiles = [(0, tokens)]
     groups, bank = divide_columns(columns, heads.head, columns[1] - columns[0])
     for left, right in groups:
+        heads.load_scales((left, right), tokens)
         panels = divide_evenly(right - left, heads.head, bank)
         sums = allocate_sums(tiles, panels)
         for start, end in plan_growing_ranges(blocks(hidden), right - left, 1):
-            weights = allocate_blocks(hidden, end - start, right - left, x.dtype)
-            load_runs_into(weights, WeightMatrix(w[:, left:right]), start)
+            operand_dtype = choose_operand_dtype([w], x.dtype)
+            weights = allocate_blocks(hidden, end - start, right - left, operand_dtype)
+            load_runs_into(weights, select_columns(w, left, right), start)
             add_products(sums, stationary, tiles, weights, panels, start, hidden, True)
         heads.deliver(0, left, right, sums[0], panels, scale)
 
@@ -162,6 +164,7 @@ def project_many(source, norm, w, columns, heads):
     scales = []
     for left, right in groups:
         panels = ranges(0, right - left, bank)
+        heads.load_scales((left, right), min(tokens, PARTITIONS))
         together = 1
         # LayerNorm takes rows as a tile of up to 128 partitions, so with a bias one row tile leads alone.
         if norm.bias is None:
@@ -181,7 +184,7 @@ def project_many(source, norm, w, columns, heads):
             sums = allocate_sums(tiles, panels)
             totals = allocate_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
-                rows, matrix = provide_rows(source, first, last), w[:, left:right]
+                rows, matrix = provide_rows(source, first, last), select_columns(w, left, right)
                 loaded = accumulate_first_rows(sums, totals, rows, matrix, panels, factors, ones)
             else:
                 block = 0
@@ -221,7 +224,7 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
         totals: PSUM tiles [row, 1] for the sums of squares, a list for each row tile; None to leave these
             sums out.
         x: the first rows, [row, H] @ HBM.
-        columns: some columns of the weight, [H, column] @ HBM.
+        columns: WeightMatrix [H, column], some columns of the weight.
         panels: ranges (start, end) of columns, one for each PSUM tile of a row tile.
         norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows; a LayerNorm is applied to
             x.
@@ -234,7 +237,7 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
     else:
         stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm)
     loaded = []
-    for start, end in plan_growing_ranges(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
+    for start, end in plan_growing_ranges(blocks(depth), columns.elements.shape[1], 1, LEAD_ELEMENTS):
         if norm.bias is None:
             transpose_block_range(stationary[:, start:end, :], x, start)
         weights = load_weights(columns, start, end, x.dtype, norm.weight if norm.bias is None else None)
@@ -277,17 +280,18 @@ def transpose_to_blocks(x, norm):
 
 
 def load_weights(matrix, start, end, dtype, weight):
-    """Load blocks start … end - 1 of a weight [K, column] of HBM into a new SBUF tile [k in block, block, column].
+    """Load blocks start … end - 1 of a WeightMatrix [K, column] into a new SBUF tile [k in block, block, column].
 
-    dtype: of the tile. weight: float32 [k in block, block] in SBUF, by which the rows are multiplied, or
-    None.
+    dtype: of the rows that the tile meets. weight: float32 [k in block, block] in SBUF, by which the rows of the
+    matrix are multiplied, or None.
     """
-    depth, columns = matrix.shape
-    raw = allocate_blocks(depth, end - start, columns, dtype if weight is None else matrix.dtype)
-    load_block_range(raw, WeightMatrix(matrix), start)
+    depth, columns = matrix.elements.shape
+    operand_dtype = choose_operand_dtype([matrix], dtype) if weight is None else matrix.elements.dtype
+    raw = allocate_blocks(depth, end - start, columns, operand_dtype)
+    load_block_range(raw, matrix, start)
     if weight is None:
         return raw
-    product = raw if matrix.dtype == dtype else allocate_blocks(depth, end - start, columns, dtype)
+    product = raw if is_plain(matrix, dtype) else allocate_blocks(depth, end - start, columns, dtype)
     for block in range(start, end):
         used = count_block_partitions(depth, block, False)
         # A tensor_scalar takes one number per partition, and the norm's weight differs from block to block.

@@ -10,7 +10,17 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare_all, find_faults, normal, run, whole_numbers
+from tests.kernels.accuracy import (
+    ODD_SIZES,
+    TARGETS,
+    compare_all,
+    find_faults,
+    in_order,
+    named,
+    normal,
+    run,
+    whole_numbers,
+)
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -24,7 +34,7 @@ from tests.kernels.case import (
     together,
     vary,
 )
-from tests.kernels.test_feed_forward import SEQUENCE
+from tests.kernels.test_feed_forward import FP8, INT8, SEQUENCE, quantise
 
 SIZES = [1, *ODD_SIZES]
 
@@ -140,6 +150,57 @@ class TestOutputProjection(KernelTests):
                 for dtype in DTYPES
             ),
             *slow(over_sequence(2, 64, tokens=6), over_sequence(2, 8, tokens=258)),
+        ],
+    )
+
+
+def scaled_heads(elements: Any = FP8, **settings: Any) -> tuple[Any, ...]:
+    """Return arguments whose w_o has elements of 8 bits and a scale for each column."""
+    inputs = named(kernels.output_projection, heads(**{"dtype": BF16, "weights": F32} | settings))
+    inputs["w_o"], inputs["w_o_scales"] = quantise(inputs["w_o"], elements)
+    return in_order(kernels.output_projection, **inputs)
+
+
+class TestScaledOutputProjection(KernelTests):
+    """Weights of 8 bits with a scale for each column.
+
+    Up to 32 and up to 64 rows share the PE array in groups of columns. Weights may not stay in SBUF.
+    """
+
+    case = KernelCase(
+        kernels.output_projection,
+        scaled_heads,
+        values=[
+            *vary(tokens=[1, 3, 32, 33, 64, 65, 129, 300], depth=136, hidden=600, elements=[FP8, INT8]),
+            *vary(depth=[*ODD_SIZES], hidden=[2048, 2500], tokens=[5, 40]),
+            *vary(tokens=[5, 40, 130], depth=72, hidden=600, bias=[False, True], residual=[False, True]),
+            *vary(tokens=[5, 140], depth=136, hidden=600, gate=True),
+            *vary(tokens=[5, 140], depth=136, hidden=600, dtype=F32, elements=[FP8, INT8]),
+            *vary(tokens=[40, 600], depth=1300, hidden=2000),
+        ],
+        every_chip=[*vary(tokens=[5, 40, 130], depth=136, hidden=600, elements=[FP8, INT8])],
+        refusals=[
+            refuse(
+                "w_o_scales is float32 [1, 40], one for each column of w_o, not float32 (1, 24)",
+                w_o_scales=normal(1, 1, 24),
+            ),
+            refuse(
+                "w_o_scales is float32 [1, 40], one for each column of w_o, not bfloat16 (1, 40)",
+                w_o_scales=lambda scales: scales.astype(BF16),
+            ),
+        ],
+        fits=slow(
+            *vary(tokens=[1, 64, 512], depth=[8, 2048], hidden=16384),
+            dict(tokens=512, depth=16384, hidden=2048),
+        ),
+        two_sums=vary(tokens=[1, 5, 64, 65, 128, 129, 300], depth=72, hidden=1100, bias=True),
+        ranks=[
+            *(
+                Ranks(ranks, WEIGHTS, dict(tokens=tokens, depth=24 * ranks))
+                for ranks in (2, 4)
+                for tokens in (9, 130)
+            ),
+            *(over_sequence(ranks, tokens=tokens) for ranks, tokens in SEQUENCE[:3] + SEQUENCE[-2:-1]),
         ],
     )
 

@@ -24,7 +24,7 @@ from tests.kernels.case import (
     together,
     vary,
 )
-from tests.kernels.test_feed_forward import SEQUENCE
+from tests.kernels.test_feed_forward import FP8, INT8, SEQUENCE, quantise
 
 CASE = (kernels.qkv_projection, kernels.qkv_projection_reference)
 EPS = 1e-5
@@ -238,6 +238,47 @@ class TestQkvProjection(KernelTests):
             ),
             *slow(over_sequence(2, 64, tokens=6), over_sequence(2, 8, tokens=258)),
         ],
+    )
+
+
+def scaled(tokens: int = 9, hidden: int = 24, elements: Any = FP8, **settings: Any) -> tuple[Any, ...]:
+    """Return arguments whose w_qkv has elements of 8 bits and a scale for each column."""
+    inputs = named(kernels.qkv_projection, arguments(tokens, hidden, **{"dtype": BF16} | settings))
+    inputs["w_qkv"], inputs["w_qkv_scales"] = quantise(inputs["w_qkv"].astype(F32), elements)
+    return in_order(kernels.qkv_projection, **inputs)
+
+
+class TestScaledQkvProjection(KernelTests):
+    """Weights of 8 bits with a scale for each column.
+
+    Up to 32 and up to 64 rows share the PE array in groups of columns, more rows and rows of several ranks do not.
+    """
+
+    case = KernelCase(
+        kernels.qkv_projection,
+        scaled,
+        values=[
+            *vary(tokens=[1, 3, 16, 17, 32, 33, 64, 65, 129, 300], hidden=[136, 300], elements=[FP8, INT8]),
+            *vary(tokens=[5, 20], hidden=[127, 128, 129, 2304], rotated=16),
+            *(form | dict(tokens=tokens, hidden=264) for form in FORMS for tokens in (5, 40, 131)),
+            *(form | dict(tokens=tokens) for form in VALUES for tokens in (5, 131)),
+            *vary(tokens=[5, 140], hidden=136, rotated=16, dtype=F32, elements=[FP8, INT8]),
+            *vary(tokens=[20, 140], hidden=136, heads=26, kv_heads=3, head=80, rotated=80, bias=True),
+        ],
+        every_chip=[*vary(tokens=[5, 40], hidden=136, rotated=16, elements=[FP8, INT8])],
+        refusals=[
+            refuse(
+                "w_qkv_scales is float32 [1, 80], one for each column of w_qkv, not bfloat16 (1, 80)",
+                w_qkv_scales=lambda scales: scales.astype(BF16),
+            ),
+            refuse(
+                "w_qkv_scales is float32 [1, 80], one for each column of w_qkv, not float32 (80, 1)",
+                w_qkv_scales=lambda scales: scales.T,
+            ),
+        ],
+        fits=slow(*vary(tokens=[1, 64, 512], hidden=16384, heads=16, kv_heads=2, head=128, rotated=128)),
+        two_sums=[HALVES | dict(tokens=tokens, hidden=172) for tokens in (1, 5, 64, 128, 129, 300)],
+        ranks=[over_sequence(ranks, tokens=tokens) for ranks, tokens in SEQUENCE[:3] + SEQUENCE[-2:-1]],
     )
 
 

@@ -19,6 +19,9 @@ from model.families import load_config, read_config
 from model.formats import QuantisedWeight, Scaled
 from model.formats.scaled import ELEMENT, INT8
 from model.layers.arithmetic import Arithmetic
+from model.layers.launch import WeightDtypes
+from model.layers.shard import Shard, by_kv_heads, by_query_heads
+from model.layers.weight import Tensor, Weight
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
@@ -322,6 +325,50 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
                 check_halves(one.arrays[name], one.arrays[f"{name}_scales"], other.arrays[name])
 
 
+@pytest.mark.parametrize("scales", [None, 1], ids=["of a tensor", "of rows"])
+@pytest.mark.parametrize(("heads", "kv_heads", "ranks"), [(8, 2, 1), (8, 2, 4), (14, 2, 5), (6, 3, 2)])
+def test_ranks_cut_heads_of_stored_weights(scales: int | None, heads: int, kv_heads: int, ranks: int) -> None:
+    """Some ranks hold copies of a key/value head, and padding; scales of q, k and v differ."""
+    format, divided, size = Scaled("fp8", scales, None), (heads, kv_heads), 6
+    cuts = (by_query_heads(*divided), by_kv_heads(*divided), by_kv_heads(*divided))
+    shapes = [(count * size, 20) for count in (heads, kv_heads, kv_heads)]
+    w_qkv = Weight("w", [Tensor(name, shape, cut) for name, shape, cut in zip("qkv", shapes, cuts)])
+    w_o = Weight("w", [Tensor("o", (20, heads * size), by_query_heads(*divided, axis=1))])
+    shapes.append((20, heads * size))
+    checkpoint = {
+        name: weight_of(
+            coded(shape, seed), scales_of(format.describe_tensors(shape)["scales"].shape, seed), format
+        )
+        for seed, (name, shape) in enumerate(zip("qkvo", shapes))
+    }
+    for weight in (w_qkv, w_o):
+        for shard in (Shard(rank, ranks) for rank in range(ranks)):
+            stored = weight.take_stored(checkpoint, shard, format)
+            dtypes = WeightDtypes(FLOAT32, formats=frozenset({("w", format)}))
+            described = {name: (array.shape, array.dtype) for name, array in stored.items()}
+            assert described == weight.describe(shard, dtypes)
+            check_halves(stored["w"], stored["w_scales"], weight.take(checkpoint, shard))
+
+
+def test_a_fused_weight_with_a_plain_member_is_widened(tmp_path: Path) -> None:
+    stored, plain = write(tmp_path, "qwen3", "compressed, channel")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    stored[name] = plain[name]
+    del stored[f"{name}_scale"], stored[name.replace(".weight", ".input_scale")]
+    save(tmp_path, stored)
+    config = load_config(tmp_path)
+    (rank,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
+    save(tmp_path, plain)
+    (wide,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
+    assert same(rank.arrays["layers.0.attention.w_qkv"], wide.arrays["layers.0.attention.w_qkv"])
+    scales = {name for name in rank.arrays if name.startswith("layers.0.") and name.endswith("_scales")}
+    assert scales == {
+        "layers.0.attention.w_o_scales",
+        *(f"layers.0.mlp.w_{matrix}_scales" for matrix in MATRICES),
+    }
+    assert "layers.1.attention.w_qkv_scales" in rank.arrays
+
+
 @pytest.mark.parametrize(
     ("name", "most"), [("llama with biases", 1), ("phi3", 1), ("qwen3", 1), ("deepseek v3", 2)]
 )
@@ -388,7 +435,7 @@ def test_text_is_generated_as_the_reference_does(tmp_path: Path, capsys: pytest.
     "scheme", ["a scale for each tensor", "compressed, channel", "int-quantized", "pack-quantized"]
 )
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_mlp_computes_with_the_weights_as_they_are_stored(
+def test_projections_compute_with_the_weights_as_they_are_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, ranks: str
 ) -> None:
     """A Llama whose intermediate size two ranks divide; bfloat16 rows meet elements of fp8 in the Tensor engine."""
@@ -401,7 +448,8 @@ def test_mlp_computes_with_the_weights_as_they_are_stored(
     for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks), dtype="bfloat16"):
         names = {name for name, array in rank.arrays.items() if array.dtype.itemsize == 1}
         layers = {name.rpartition(".mlp.")[0] for name in rank.arrays if ".mlp." in name}
-        assert names == {f"{layer}.mlp.w_{matrix}" for layer in layers for matrix in MATRICES}
+        matrices = ("attention.w_qkv", "attention.w_o", *(f"mlp.w_{matrix}" for matrix in MATRICES))
+        assert names == {f"{layer}.{matrix}" for layer in layers for matrix in matrices}
     arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
     assert main(["generate", *arguments, "--dtype", "bfloat16"]) == 0
     assert "4 of 4" in capsys.readouterr().out
