@@ -15,6 +15,8 @@ Arguments:
     k_cache, v_cache, positions, scale, num_kv_heads, cos, sin, q_norm, k_norm, slots, block_tables, window, softcap,
     sinks, rope_positions, position_group, position_ranks, position_rank, k_scale, v_scale  as in attention_decode
     w_o          [Q, H] @ HBM
+    w_qkv_scales [1, Q + 2 KV] @ HBM, float32; w_o_scales [1, H] the same; or None. Scales multiply the columns of their
+                 weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
 
@@ -67,9 +69,11 @@ from nki_kernels.decode.share import find_core_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.output_projection import output_projection, output_projection_reference
+from nki_kernels.precision import widened
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import expect_dims
+from nki_kernels.weights import WeightMatrix, check_scales
 
 cores = (1, 2)
 
@@ -107,6 +111,8 @@ def attention_block_decode(
     position_rank=None,
     k_scale=None,
     v_scale=None,
+    w_qkv_scales=None,
+    w_o_scales=None,
 ):
     """Compute y = x + attention(norm(x)) of a decode step, from the norm to the output projection.
 
@@ -115,7 +121,7 @@ def attention_block_decode(
     arguments violate them.
     """
     expect_dims(2, x, "x [T, H]")
-    weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
+    weights = wrap_weights(norm_weight, (w_qkv, w_qkv_scales), (w_o, w_o_scales), eps, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
@@ -138,6 +144,10 @@ def attention_block_decode(
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         store_hidden(y, attend_hidden_states(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
+    assert w_qkv_scales is None and w_o_scales is None, (
+        "attention_block_decode takes w_qkv_scales and w_o_scales on one core without position_ranks, for up to 128 "
+        "rows; launch qkv_projection, attention_decode and output_projection"
+    )
     share = find_core_share(sizes)
     # Positions and angles are loaded before the projection, because they depend on none of its results.
     start = None if share is None else ShareStart(share, cache, sizes, step)
@@ -152,6 +162,22 @@ def attention_block_decode(
     # Each core projects the outputs of both to half of the columns of y.
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
+
+
+def wrap_weights(norm_weight, w_qkv, w_o, eps, q_size, kv_size):
+    """Return `BlockWeights` of the arrays in HBM, and check the scales.
+
+    Args:
+        w_qkv: pair of w_qkv and its scales, which may be None.
+        w_o: the same of w_o.
+
+    Raises:
+        AssertionError: scales are not float32 [1, columns of their weight].
+    """
+    check_scales("w_qkv", w_qkv[0], w_qkv[1])
+    check_scales("w_o", w_o[0], w_o[1])
+    norm = Norm(norm_weight, None, 0.0, eps)
+    return BlockWeights(norm, WeightMatrix(w_qkv[0], w_qkv[1]), WeightMatrix(w_o[0], w_o[1]), q_size, kv_size)
 
 
 def attend_hidden_states(x, weights, cache, step, sizes, replica_group):
@@ -206,8 +232,8 @@ def check_weights(x, weights, sizes):
     )
     for name, weight, shape in (
         ("norm_weight", weights.norm.weight, (1, hidden)),
-        ("w_qkv", weights.w_qkv, (hidden, q_size + 2 * kv_size)),
-        ("w_o", weights.w_o, (q_size, hidden)),
+        ("w_qkv", weights.w_qkv.elements, (hidden, q_size + 2 * kv_size)),
+        ("w_o", weights.w_o.elements, (q_size, hidden)),
     ):
         assert weight.shape == shape, f"{name} has to be {shape} for x {x.shape}, not {weight.shape}"
 
@@ -241,12 +267,15 @@ def attention_block_decode_reference(
     position_rank: np.ndarray | None = None,
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
+    w_qkv_scales: np.ndarray | None = None,
+    w_o_scales: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
 
-    Calls the references of the three kernels one after another. `replica_group` and the `position_*`
-    arguments are not read: nothing is summed over ranks, and the caches hold all positions.
+    Calls the references of the three kernels one after another, on weights times their scales. `replica_group` and the
+    `position_*` arguments are not read: nothing is summed over ranks, and the caches hold all positions.
     """
+    w_qkv, w_o = widened(w_qkv, w_qkv_scales), widened(w_o, w_o_scales)
     q, k, v = qkv_projection_reference(x, w_qkv, q_size, kv_size, norm_weight, eps)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

@@ -13,7 +13,8 @@ Arguments:
     k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions, k_scale,
     v_scale          as in attention_block_decode
     mlp_norm_weight  [1, H] @ HBM, of the RMSNorm before the feed-forward block, whose eps is the same
-    w_up, w_down, w_gate, activation, b_gate, b_up, b_down   as in mlp
+    w_up, w_down, w_gate, activation, b_gate, b_up, b_down, w_gate_scales, w_up_scales, w_down_scales   as in mlp
+    w_qkv_scales, w_o_scales   as in attention_block_decode
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
 
 Layout and tiling:
@@ -47,17 +48,17 @@ from nki_kernels.attention_block_decode import (
     attention_block_decode,
     attention_block_decode_reference,
     compute_step_sizes,
+    wrap_weights,
 )
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.arguments import DecodeStep
-from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import compute_feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import can_hold_hidden
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.projection.feed_forward import Weights
-from nki_kernels.weights import WeightMatrix, wrap_matrix
+from nki_kernels.weights import WeightMatrix, check_scales, wrap_matrix
 
 cores = (1,)
 
@@ -97,6 +98,11 @@ def decoder_layer_decode(
     b_down=None,
     k_scale=None,
     v_scale=None,
+    w_qkv_scales=None,
+    w_o_scales=None,
+    w_gate_scales=None,
+    w_up_scales=None,
+    w_down_scales=None,
 ):
     """Compute a decoder layer of a decode step: attention block, then feed-forward block, each summed over ranks.
 
@@ -107,7 +113,14 @@ def decoder_layer_decode(
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
-    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    check_scales("w_gate", w_gate, w_gate_scales)
+    check_scales("w_up", w_up, w_up_scales)
+    check_scales("w_down", w_down, w_down_scales)
+    matrices = (
+        wrap_matrix(w_gate, w_gate_scales),
+        WeightMatrix(w_up, w_up_scales),
+        WeightMatrix(w_down, w_down_scales),
+    )
     mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
     check_arguments(x, mlp_weights, mlp_norm)
@@ -138,6 +151,8 @@ def decoder_layer_decode(
             rope_positions,
             k_scale=k_scale,
             v_scale=v_scale,
+            w_qkv_scales=w_qkv_scales,
+            w_o_scales=w_o_scales,
         )
         y = mlp(
             between,
@@ -151,13 +166,16 @@ def decoder_layer_decode(
             b_gate,
             b_up,
             b_down,
+            w_gate_scales=w_gate_scales,
+            w_up_scales=w_up_scales,
+            w_down_scales=w_down_scales,
         )
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     function = activation_function(activation)
     # The small operands of the MLP are loaded ahead of caches and weights, behind which they would arrive late.
-    operands = prepare_feed_forward(mlp_norm, mlp_weights, function, replica_group, x.shape[0], x.dtype)
-    weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
+    operands = prepare_feed_forward(mlp_norm, mlp_weights, function, replica_group, y)
+    weights = wrap_weights(norm_weight, (w_qkv, w_qkv_scales), (w_o, w_o_scales), eps, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
     step = DecodeStep(
@@ -175,7 +193,7 @@ def decoder_layer_decode(
     sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads)
     step.load_scales(k_scale, v_scale, cache)
     tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group)
-    compute_feed_forward(y, tile, operands)
+    compute_feed_forward(tile, operands)
     return y, k_cache, v_cache
 
 
@@ -213,6 +231,11 @@ def decoder_layer_decode_reference(
     b_down: np.ndarray | None = None,
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
+    w_qkv_scales: np.ndarray | None = None,
+    w_o_scales: np.ndarray | None = None,
+    w_gate_scales: np.ndarray | None = None,
+    w_up_scales: np.ndarray | None = None,
+    w_down_scales: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
 
@@ -223,8 +246,27 @@ def decoder_layer_decode_reference(
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)
     between, k_cache, v_cache = attention_block_decode_reference(
-        *attended, *tables, None, *options, k_scale=k_scale, v_scale=v_scale
+        *attended,
+        *tables,
+        None,
+        *options,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        w_qkv_scales=w_qkv_scales,
+        w_o_scales=w_o_scales,
     )
     weights = (w_up, w_down, w_gate, mlp_norm_weight)
-    y = mlp_reference(between, *weights, eps, None, activation, b_gate, b_up, b_down)
+    y = mlp_reference(
+        between,
+        *weights,
+        eps,
+        None,
+        activation,
+        b_gate,
+        b_up,
+        b_down,
+        w_gate_scales=w_gate_scales,
+        w_up_scales=w_up_scales,
+        w_down_scales=w_down_scales,
+    )
     return y, k_cache, v_cache

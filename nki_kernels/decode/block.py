@@ -15,6 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cache.scales import round_to_cache
+from nki_kernels.decode.column_scales import ProjectionScales
 from nki_kernels.decode.group_loads import GroupLoads
 from nki_kernels.decode.launch import SeenKeys, TokenRows
 from nki_kernels.decode.output import OutputWeights, add_output
@@ -25,6 +26,7 @@ from nki_kernels.decode.tokens import load_first_positions
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.runs import compute_reciprocal_roots, weight_runs
 from nki_kernels.tiles import PARTITIONS, ranges
+from nki_kernels.weights import WeightMatrix
 
 EARLY_BYTES = 32768
 """Bytes per partition of caches that are loaded before w_qkv, so that nothing waits for them later."""
@@ -35,8 +37,8 @@ class BlockWeights(nl.NKIObject):
     """Weights around attention in HBM: the norm before it, w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
 
     norm: Norm
-    w_qkv: object
-    w_o: object
+    w_qkv: WeightMatrix
+    w_o: WeightMatrix
     q_size: int
     kv_size: int
 
@@ -59,7 +61,9 @@ def compute_attention_block(tile, weights, launch, replica_group):
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
     hidden_rows = weight_runs(tile, weights.norm)
-    scales = compute_reciprocal_roots(tile, weights.w_qkv.shape[0], weights.norm)
+    roots = compute_reciprocal_roots(tile, weights.w_qkv.elements.shape[0], weights.norm)
+    scales = None if weights.w_qkv.scales is None else ProjectionScales(weights.w_qkv.scales, sizes)
+    output_weights = OutputWeights(weights.w_o, sizes)
     rotation = None if step.cos is None else Rotation(step, sizes)
     spans = ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
     heights = []
@@ -71,7 +75,7 @@ def compute_attention_block(tile, weights, launch, replica_group):
     key_addresses, value_addresses = launch.cache.compute_new_addresses(launch, step.positions, heights)
     if early:
         clear_pieces(launch, loads, seen_keys, 0, (0, CLEARED_IN))
-    projected = project(hidden_rows, weights.w_qkv, sizes, scales)
+    projected = project(hidden_rows, weights.w_qkv, sizes, roots, scales)
     if not early:
         loads = GroupLoads(launch)
     queries, keys = place_heads(projected.heads, rotation, step, sizes)
@@ -82,7 +86,6 @@ def compute_attention_block(tile, weights, launch, replica_group):
         value_rows.append(projected.values[first:end, :])
     key_rows = transpose_key_rows(keys, spans, sizes)
     rows = TokenRows(queries, keys, projected.values, key_rows, value_rows, key_addresses, value_addresses)
-    output_weights = OutputWeights(weights.w_o, sizes)
     loads.take_tokens(rows, seen_keys, output_weights)
     run(launch, loads, seen_keys, 1 if early else 0)
     return add_output(tile, launch.o, output_weights, replica_group)

@@ -11,16 +11,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import nki.collectives as ncc
+import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.hidden import store_hidden
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.norms.blocks import load_column
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.runs import normalise_runs
+from nki_kernels.norms.runs import RowFactors, normalise_runs, sum_squares
 from nki_kernels.projection.feed_forward import build_gated_product
+from nki_kernels.projection.few_rows import write_weighted
 from nki_kernels.projection.gated_product import GatedProduct, compute_unit, count_unit_columns
+from nki_kernels.projection.grouped_product import (
+    GroupedOperands,
+    GroupLayout,
+    load_operands,
+    multiply_in_groups,
+    plan_groups,
+)
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -29,8 +37,7 @@ from nki_kernels.projection.residual_product import (
 )
 from nki_kernels.projection.row_groups import allocate_transposed, list_starts
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import broadcast_row
-from nki_kernels.weights import WeightMatrix
+from nki_kernels.tiles import PARTITIONS, broadcast_row
 
 SUMS_IN_FLIGHT = 8
 """Chunks of output columns whose sums over the ranks may be under way before the first of them is stored."""
@@ -40,20 +47,21 @@ SUMS_IN_FLIGHT = 8
 class FeedForwardOperands(nl.NKIObject):
     """Operands of the feed-forward block that depend on no hidden state.
 
-    norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. w_down: [F, H]. bias: the last
-    product's bias on every row, [row, H] in SBUF, or None. replica_group: ranks over which y is summed, or None.
+    norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. down: the last product, without
+    its residual yet. layout: how it divides its columns into groups, see `projection.grouped_product`, with its scales
+    in `grouped`; both None for a plain weight, and where there are no such groups.
     """
 
     norm: Norm
     norm_column: nl.NkiTensor
     gated: GatedProduct
-    w_down: WeightMatrix
-    bias: nl.NkiTensor | None
-    replica_group: ncc.ReplicaGroup | None
+    down: ResidualProduct
+    layout: GroupLayout | None
+    grouped: GroupedOperands | None
 
 
-def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
-    """Return the block's operands; the norm's weight and the biases are loaded into SBUF, the large weights are not.
+def prepare_feed_forward(norm, weights, activation, replica_group, y):
+    """Return the block's operands; the norm's weight, biases and scales are loaded into SBUF, large weights are not.
 
     A kernel calls it first, so that these small loads are not delayed by caches and weights.
 
@@ -62,36 +70,93 @@ def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
         weights: `Weights` of `projection.feed_forward`: up, down, gate or None, and their biases or None.
         activation: the activation function of the gate, or of the up product without a gate.
         replica_group: ranks over which the block is summed, or None.
-        rows: number of rows of the hidden states.
-        dtype: dtype of the hidden states.
+        y: the result [T, H] in HBM, in the dtype of the hidden states.
     """
+    rows, hidden = y.shape
     norm_column = load_column(norm.weight, 0.0, True)
     gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
-    bias = None if weights.b_down is None else broadcast_row(weights.b_down, rows, dtype, 0.0)
-    return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
+    gated.load_scales()
+    bias = None if weights.b_down is None else broadcast_row(weights.b_down, rows, y.dtype, 0.0)
+    rank_sum = RankSum(replica_group, 1, SUMS_IN_FLIGHT, [])
+    scales = weights.w_down.scales
+    down = ResidualProduct(y, None, MovingWeight([weights.w_down]), bias, rank_sum, None, None, scales)
+    layout, grouped = None, None
+    if scales is not None and replica_group is None and bias is None:
+        layout = plan_groups(rows, hidden)
+    if layout is None:
+        down.load_scales(rows)
+    else:
+        grouped = load_operands(down, layout, None)
+    return FeedForwardOperands(norm, norm_column, gated, down, layout, grouped)
 
 
-def compute_feed_forward(y, tile, operands):
-    """Write hidden states plus their feed-forward block, summed over the ranks, to `y` [T, H] in HBM.
+def compute_feed_forward(tile, operands):
+    """Write hidden states plus their feed-forward block, summed over the ranks, to the `y` [T, H] of the operands.
 
     Args:
         tile: hidden states in SBUF, [partition, row, element] as `decode.hidden` lays them out.
         operands: `FeedForwardOperands`.
     """
-    rows, hidden = y.shape
-    gated = operands.gated
-    residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
-    x = normalise_runs(tile, hidden, operands.norm, operands.norm_column)
+    gated, down, layout = operands.gated, operands.down, operands.layout
+    rows, hidden = down.y.shape
+    residual = nl.ndarray(down.y.shape, dtype=down.y.dtype, buffer=nl.shared_hbm)
+    if down.scales is None:
+        x = normalise_runs(tile, hidden, operands.norm, operands.norm_column)
+    else:
+        x = weight_columns(tile, operands, rows if layout is None else layout.width)
     store_hidden(residual, tile)
-    residual_tile = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
-    # This load waits for the store, so Scalar triggers it: the queue of the weights must wait for no result.
-    transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
-    rank_sum = RankSum(operands.replica_group, 1, SUMS_IN_FLIGHT, [])
-    weight = MovingWeight([operands.w_down])
-    down = ResidualProduct(y, None, weight, operands.bias, rank_sum, residual_tile)
-    intermediate = allocate_transposed(gated.inner, rows, x.dtype)
-    for column in list_starts(gated.inner, count_unit_columns(gated, rows)):
+    if layout is None:
+        residual_tile = nl.ndarray((rows, 1, hidden), dtype=down.y.dtype, buffer=nl.sbuf)
+        # This load waits for the store, so Scalar triggers it: the queue of the weights must wait for no result.
+        transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
+        down.keep_residual(residual_tile)
+    else:
+        load_group_residual(operands, residual)
+    intermediate = allocate_transposed(gated.inner, x.shape[2], x.dtype)
+    for column in list_starts(gated.inner, count_unit_columns(gated, x.shape[2])):
         compute_unit(gated, intermediate, x, column, [])
-    for column in list_starts(hidden, count_chunk_columns(rows)):
-        compute_chunk(down, [intermediate], 0, column)
-    rank_sum.finish()
+    if layout is None:
+        for column in list_starts(hidden, count_chunk_columns(rows)):
+            compute_chunk(down, [intermediate], 0, column)
+    else:
+        multiply_in_groups(down, operands.grouped, [intermediate], layout)
+    down.rank_sum.finish()
+
+
+def weight_columns(tile, operands, columns):
+    """Return hidden states times the norm's weight, [partition, C, column] in SBUF, and set `gated.row_factors`.
+
+    Weights of 8 bits arrive in half the time, so products begin before 1 / rms is known, and their sums are multiplied
+    by it. Columns beyond the rows of the tile are zeros.
+
+    Args:
+        tile: hidden states in SBUF, [partition, row, C].
+        operands: `FeedForwardOperands`.
+        columns: columns of the result, at least as many as rows.
+    """
+    height, rows, count = tile.shape
+    x = nl.ndarray((height, count, columns), dtype=tile.dtype, buffer=nl.sbuf)
+    sums = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+    if columns > rows:
+        nisa.memset(dst=x[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+        nisa.memset(dst=sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+    write_weighted(x[:, :, 0:rows], tile.permute((0, 2, 1)), operands.norm_column)
+    sum_squares(tile, sums[:, 0:rows])
+    operands.gated.row_factors = RowFactors(sums, operands.gated.hidden, operands.norm.eps)
+    return x
+
+
+def load_group_residual(operands, residual):
+    """Load rows [T, H] @ HBM into `operands.grouped.residual`, in groups of columns, see `projection.grouped_product`.
+
+    Scalar triggers the loads: they wait for a store, and the queue of the weights must wait for no result.
+    """
+    layout, rows = operands.layout, residual.shape[0]
+    tile = nl.ndarray((PARTITIONS, layout.chunks, layout.size), dtype=residual.dtype, buffer=nl.sbuf)
+    if rows < layout.width:
+        # One instruction adds all partitions, so those without a row of y hold zeros.
+        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
+    for group in range(layout.count_groups()):
+        first = group * layout.width
+        transfer(tile[first : first + rows, :, :], layout.view_group(residual, group), SCALAR)
+    operands.grouped.residual = tile

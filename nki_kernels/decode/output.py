@@ -2,7 +2,7 @@
 
 `decode.block` calls it. The weights are the stationary operands, so that the product has the layout of
 `decode.hidden`: with C = ceil(H / 128), element p * C + i of each row on partition p. Columns i, i + C, i + 2 C … of
-the weight make block i.
+the weight make block i. Scales of the weight's columns, if any, lie like one row of hidden states.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.norms.blocks import load_column
+from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, count_block_partitions, ranges
+from nki_kernels.weights import choose_operand_dtype
 
 AHEAD_SHARE = 6
 """The weight that is loaded while attention works takes at most 1 / AHEAD_SHARE of SBUF: 34 KiB on gen3."""
@@ -21,11 +24,17 @@ class OutputWeights(nl.NKIObject):
     """The rows of w_o [Q, H] in SBUF, one tile [D in tile, tile, H] for each head, loaded in order of the heads.
 
     If `sizes.joined` neighbouring heads share the partitions of attention's outputs, a tile has the rows of all of
-    them. `tiles` has the tiles that are loaded so far, in the dtype of the weight.
+    them. `tiles` has the tiles that are loaded so far, in the dtype of the weight's elements. `scales`: [partition, C]
+    float32 in SBUF, those of the columns in the layout of a row of hidden states; None without scales. They are loaded
+    when the object is made.
+
+    Args:
+        w_o: `WeightMatrix` [Q, H].
     """
 
     def __init__(self, w_o, sizes):
-        self.source, self.dtype = w_o, sizes.dtype
+        self.source, self.dtype = w_o.elements, choose_operand_dtype([w_o], sizes.dtype)
+        self.scales = None if w_o.scales is None else load_column(w_o.scales, 0.0, True)
         self.heads = sizes.heads // sizes.joined
         self.depth = sizes.joined * sizes.depth
         self.tiles = []
@@ -33,7 +42,7 @@ class OutputWeights(nl.NKIObject):
     def load_first_heads(self):
         """Begin to load the first heads that fit into 1 / AHEAD_SHARE of SBUF, at least one, while attention works."""
         depth_ranges, hidden = ranges(0, self.depth), self.source.shape[1]
-        head_bytes = len(depth_ranges) * hidden * (4 if self.source.dtype == nl.float32 else 2)
+        head_bytes = len(depth_ranges) * hidden * item_bytes(self.source.dtype)
         most = nl.tile_size.sbuf_fmax_bytes // AHEAD_SHARE // head_bytes
         for _ in range(min(self.heads, max(1, most))):
             self.load_next_head()
@@ -50,7 +59,7 @@ class OutputWeights(nl.NKIObject):
         self.tiles.append(raw)
 
     def provide_head_rows(self, head):
-        """Return the weight rows of one head in SBUF, [D in tile, tile, H], cast to the activations' dtype.
+        """Return the weight rows of one head in SBUF, [D in tile, tile, H], in the dtype in which products take them.
 
         If the head is the next one to be loaded, it is loaded first. Heads must be asked for in order.
 
@@ -100,17 +109,34 @@ def add_output(tile, outputs, weights, replica_group):
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     added = None
     if replica_group is not None:
-        added = sum_over_ranks(sums, tile, replica_group)
+        added = sum_over_ranks(sums, tile, weights.scales, replica_group)
     for index in range(len(sums)):
         bank, first = sums[index]
         last = first + bank.shape[1]
+        source = bank.permute((0, 2, 1))
+        if added is not None:
+            source = added[:, :, first:last]
+        elif weights.scales is not None:
+            source = nl.ndarray(source.shape, dtype=nl.float32, buffer=nl.sbuf)
+            multiply_by_columns(source, bank, weights.scales[:, first:last])
         nisa.tensor_tensor(
             dst=result[:, :, first:last],
-            data1=bank.permute((0, 2, 1)) if added is None else added[:, :, first:last],
+            data1=source,
             data2=tile[:, :, first:last],
             op=nl.add,
         )
     return result
+
+
+def multiply_by_columns(dst, bank, scales):
+    """Write accumulated sums times the scales of their columns to `dst` [partition, row, block] in SBUF.
+
+    Args:
+        bank: [partition, block, row] float32 in PSUM.
+        scales: [partition, block] float32 in SBUF.
+    """
+    factors = scales.expand_dim(1).broadcast(1, bank.shape[2])
+    nisa.tensor_tensor(dst=dst, data1=bank.permute((0, 2, 1)), data2=factors, op=nl.multiply)
 
 
 def allocate_output_sums(tile, hidden):
@@ -134,14 +160,16 @@ def allocate_output_sums(tile, hidden):
     return sums
 
 
-def sum_over_ranks(sums, tile, replica_group):
+def sum_over_ranks(sums, tile, scales, replica_group):
     """Return the accumulated products summed over all ranks: a new SBUF tile [partition, row, block].
 
-    They are rounded to the dtype of the hidden states before the all-reduce and after it.
+    They are multiplied by the scales of their columns, and rounded to the dtype of the hidden states before the
+    all-reduce and after it.
 
     Args:
         sums: pairs of `allocate_output_sums`.
         tile: a tile of hidden states, for its shape and dtype.
+        scales: [partition, C] float32 in SBUF, or None to multiply nothing.
     """
     partial = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     total = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
@@ -149,7 +177,9 @@ def sum_over_ranks(sums, tile, replica_group):
         bank, first = sums[index]
         target = partial[:, :, first : first + bank.shape[1]]
         # The Scalar and the Vector engine read alternate tiles, so that both evict at the same time.
-        if index % 2 == 1:
+        if scales is not None:
+            multiply_by_columns(target, bank, scales[:, first : first + bank.shape[1]])
+        elif index % 2 == 1:
             nisa.activation(dst=target, op=nl.copy, data=bank.permute((0, 2, 1)))
         else:
             nisa.tensor_copy(dst=target, src=bank.permute((0, 2, 1)))

@@ -6,6 +6,8 @@ transposed and nothing goes through HBM.
 
 Hidden states lie as in `decode.hidden`: with C = ceil(H / 128), block i has element p * C + i of each row on
 partition p.
+
+Sums leave PSUM times 1 / rms of their token, and times the scale of their column if the weight has scales.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import nki.language as nl
 
 from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions, ranges
-from nki_kernels.weights import WeightMatrix, load_runs_into
+from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_columns
 
 
 class Projected(nl.NKIObject):
@@ -49,19 +51,22 @@ def plan_column_groups(sizes):
     return groups
 
 
-def project(rows, w_qkv, sizes, scales):
-    """Return `rows` times w_qkv, times `scales`, as a `Projected`; w_qkv is loaded from HBM piece by piece.
+def project(rows, w_qkv, sizes, roots, column_scales):
+    """Return `rows` times w_qkv, times `roots`, as a `Projected`; w_qkv is loaded from HBM piece by piece.
 
     Args:
         rows: hidden states times the norm's weight, [partition, C, token] in SBUF.
-        w_qkv: [H, q_size + 2 * kv_size] in HBM.
-        scales: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `compute_reciprocal_roots`.
+        w_qkv: `WeightMatrix` [H, q_size + 2 * kv_size].
+        roots: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `compute_reciprocal_roots`.
+        column_scales: `ProjectionScales` of w_qkv, or None without scales.
     """
     result = Projected(sizes)
-    hidden = w_qkv.shape[0]
+    hidden = w_qkv.elements.shape[0]
+    dtype = choose_operand_dtype([w_qkv], sizes.dtype)
     first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
     for first, end, left, right in plan_column_groups(sizes):
         sums = allocate_head_sums(end - first, sizes)
+        factors = compute_head_factors(sums, first, roots[0], column_scales, sizes)
         panels = ranges(0, right - left, BANK)
         banks = []
         for start, stop in panels:
@@ -74,17 +79,15 @@ def project(rows, w_qkv, sizes, scales):
         width = columns[1] - columns[0]
         # Parts of the weight grow from one block on, so the first products begin while most of it is on its way.
         for start, stop in plan_growing_ranges(blocks(hidden), width, 1):
-            weights = allocate_blocks(hidden, stop - start, width, sizes.dtype)
-            load_runs_into(weights, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
+            weights = allocate_blocks(hidden, stop - start, width, dtype)
+            load_runs_into(weights, select_columns(w_qkv, columns[0], columns[1]), start)
             add_heads(sums, weights, rows, start, hidden, sizes)
             value_weights = weights[:, :, width - (right - left) : width]
             add_values(banks, value_weights, panels, rows, start, hidden)
-        read_heads(result.heads, sums, first, scales[0], sizes)
+        read_heads(result.heads, sums, first, factors, sizes)
         for panel in range(len(panels)):
             start, stop = left + panels[panel][0], left + panels[panel][1]
-            target = result.values[:, start:stop]
-            # Tokens lie on the partitions here, so the Scalar engine applies a scale per partition as it evicts.
-            nisa.activation(dst=target, op=nl.copy, data=banks[panel], scale=scales[1])
+            read_values(result.values[:, start:stop], banks[panel], start, roots[1], column_scales)
     return result
 
 
@@ -160,15 +163,47 @@ def add_values(banks, weights, panels, rows, first, hidden):
             )
 
 
-def read_heads(heads, sums, first, scale, sizes):
-    """Copy accumulated heads from PSUM to `heads` in SBUF, times `scale`, to head number `first` and those after it.
+def compute_head_factors(sums, first, roots, column_scales, sizes):
+    """Return what the accumulated heads are multiplied by: for each accumulator a float32 tile or view in SBUF.
+
+    Each is [partition, tile of D, head, token], as the accumulator: 1 / rms of the token, times the column's scale if
+    there are scales.
+
+    Args:
+        sums: triples of `allocate_head_sums`.
+        first: number of the first head of `sums`.
+        roots: 1 / rms, [128, token] float32 in SBUF.
+        column_scales: `ProjectionScales`, or None.
+    """
+    factors = []
+    for first_head, _, tile in sums:
+        height, number, count, tokens = tile.shape
+        repeated = roots[0:height, :].expand_dim(1).broadcast(1, count)
+        if column_scales is None:
+            factors.append(repeated.expand_dim(1).broadcast(1, number))
+            continue
+        start = (first + first_head) // sizes.together
+        factor = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+        for d in range(number):
+            used = min(height, sizes.together * sizes.depth - d * PARTITIONS)
+            scales = column_scales.heads[0:used, d, start : start + count].expand_dim(2).broadcast(2, tokens)
+            nisa.tensor_tensor(
+                dst=factor[0:used, d, :, :], data1=repeated[0:used], data2=scales, op=nl.multiply
+            )
+        factors.append(factor)
+    return factors
+
+
+def read_heads(heads, sums, first, factors, sizes):
+    """Copy accumulated heads from PSUM to `heads` in SBUF, times `factors`, to head number `first` and those after it.
 
     Args:
         heads: [D in tile, tile, head, token] in SBUF.
         sums: triples of `allocate_head_sums`.
-        scale: [128, token] float32 in SBUF.
+        factors: results of `compute_head_factors`.
     """
-    for first_head, end_head, tile in sums:
+    for index in range(len(sums)):
+        first_head, end_head, tile = sums[index]
         for offset in range(min(sizes.together, end_head - first_head)):
             for d in range(sizes.depth_tiles):
                 start = offset * sizes.depth
@@ -177,7 +212,27 @@ def read_heads(heads, sums, first, scale, sizes):
                     0:height, d, first + first_head + offset : first + end_head : sizes.together, :
                 ]
                 count = target.shape[1]
-                # Tokens lie along the free dimension here, so their scales are a tile, and the Vector engine evicts.
-                factor = scale[start : start + height, :].expand_dim(1).broadcast(1, count)
+                # Tokens lie along the free dimension here, so their roots are a tile, and the Vector engine evicts.
+                factor = factors[index][start : start + height, d, 0:count, :]
                 source = tile[start : start + height, d, 0:count, :]
                 nisa.tensor_tensor(dst=target, data1=source, data2=factor, op=nl.multiply)
+
+
+def read_values(values, bank, first, root, column_scales):
+    """Copy accumulated columns of values from PSUM to `values` in SBUF, times 1 / rms and the columns' scales, if any.
+
+    Args:
+        values: [token, column] in SBUF.
+        bank: [token, column] float32 in PSUM.
+        first: number of the first column among all columns of values.
+        root: 1 / rms of each token, [token, 1] float32 in SBUF.
+        column_scales: `ProjectionScales`, or None.
+    """
+    if column_scales is None:
+        # Tokens lie on the partitions here, so the Scalar engine applies a root per partition as it evicts.
+        nisa.activation(dst=values, op=nl.copy, data=bank, scale=root)
+        return
+    scales = column_scales.values[:, first : first + values.shape[1]]
+    nisa.scalar_tensor_tensor(
+        dst=values, data=bank, op0=nl.multiply, operand0=root, op1=nl.multiply, operand1=scales
+    )

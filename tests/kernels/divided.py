@@ -86,14 +86,16 @@ class OverHeads(Ranks):
         """Return the arguments of every rank."""
         sizes = {name: arguments[name] // self.count for name in ("q_size", "kv_size", "num_kv_heads")}
         edges = [arguments["q_size"], arguments["q_size"] + arguments["kv_size"]]
-        blocks_by_rank = [
-            np.split(block, self.count, axis=1) for block in np.split(arguments["w_qkv"], edges, axis=1)
-        ]
-        shards = super().shards(arguments)
-        return [
-            tuple({**dict(zip(arguments, shard)), **sizes, "w_qkv": np.concatenate(columns, axis=1)}.values())
-            for shard, columns in zip(shards, zip(*blocks_by_rank))
-        ]
+        shards = [{**dict(zip(arguments, shard)), **sizes} for shard in super().shards(arguments)]
+        for name in ("w_qkv", "w_qkv_scales"):
+            if arguments.get(name) is None:
+                continue
+            blocks_by_rank = [
+                np.split(block, self.count, axis=1) for block in np.split(arguments[name], edges, axis=1)
+            ]
+            for shard, columns in zip(shards, zip(*blocks_by_rank)):
+                shard[name] = np.concatenate(columns, axis=1)
+        return [tuple(shard.values()) for shard in shards]
 
     def join_outputs(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
         """Return the rows of one rank, which all return, and the caches of all."""

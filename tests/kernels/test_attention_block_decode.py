@@ -11,7 +11,7 @@ import nki_kernels as kernels
 import simulate
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, copied, in_order, normal, run
+from tests.kernels.accuracy import TARGETS, copied, in_order, named, normal, run
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -26,6 +26,7 @@ from tests.kernels.case import (
     vary,
 )
 from tests.kernels.divided import OverHeads
+from tests.kernels.test_feed_forward import FP8, INT8, quantise
 
 
 def arguments(
@@ -169,6 +170,54 @@ class TestAttentionBlockDecodeOfWideHeads(KernelTests):
         arguments,
         every_chip=vary(dtype=[*DTYPES]),
         values=together("sequences hidden positions", (1, 127, 8), (5, 129, 128), (17, 300, 129)),
+    )
+
+
+def quantised(elements: Any = FP8, **settings: Any) -> tuple[Any, ...]:
+    """Draw the arguments of `formed` with weights of 8 bits and their scales; `elements` is the weights' dtype."""
+    inputs = named(kernels.attention_block_decode, formed(**dict(dtype=BF16) | settings))
+    for name in ("w_qkv", "w_o"):
+        inputs[name], inputs[f"{name}_scales"] = quantise(inputs[name], elements)
+    return in_order(kernels.attention_block_decode, **inputs)
+
+
+class TestQuantisedAttentionBlockDecode(KernelTests):
+    """Weights of 8 bits with a scale for each column, of heads side by side and of several tiles, in several groups."""
+
+    case = KernelCase(
+        kernels.attention_block_decode,
+        quantised,
+        values=[
+            dict(elements=INT8),
+            dict(dtype=F32),
+            dict(dtype=F32, elements=INT8),
+            dict(depth=64, half=32, heads=6),
+            dict(depth=32, half=16, heads=3, kv=1),
+            dict(depth=192, half=40, elements=INT8),
+            dict(hidden=129, half=0, norms=False),
+            dict(sequences=70, positions=8, hidden=127),
+            dict(new=3, block=16, hidden=128),
+            *slow(
+                dict(sequences=66, heads=30, kv=2, positions=8),
+                dict(sequences=2, heads=18, kv=18, depth=128, positions=8),
+                dict(hidden=4100, heads=6),
+            ),
+        ],
+        every_chip=[dict(depth=32, half=16, elements=elements) for elements in (FP8, INT8)],
+        refusals=[
+            refuse(
+                "w_qkv_scales is float32 [1, 128], one for each column of w_qkv, not float32 (1, 96)",
+                w_qkv_scales=normal(1, 1, 96),
+            ),
+            refuse(
+                "w_o_scales is float32 [1, 96], one for each column of w_o, not bfloat16 (1, 96)",
+                w_o_scales=lambda scales: scales.astype(BF16),
+            ),
+        ],
+        ranks=[
+            OverHeads(2, dict(k_cache=1, v_cache=1, w_o=0), dict(hidden=130, norms=False, elements=elements))
+            for elements in (FP8, INT8)
+        ],
     )
 
 

@@ -16,6 +16,7 @@ from simulate.timing import Reading, schedule
 from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, in_order, normal, run
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, slow, together, vary
 from tests.kernels.divided import OverHeads
+from tests.kernels.test_feed_forward import FP8, INT8, quantise
 
 DEPTH = 32
 NAMES = [*inspect.signature(kernels.decoder_layer_decode).parameters]
@@ -113,6 +114,63 @@ class TestDecoderLayerDecode(KernelTests):
         fits=slow(
             *vary(sequences=128, hidden=8192, inner=2048, heads=8, kv=1, positions=4096, dtype=[*DTYPES])
         ),
+    )
+
+
+MATRICES = ("w_qkv", "w_o", "w_gate", "w_up", "w_down")
+
+
+def quantised_layer(
+    sequences: int = 3,
+    hidden: int = 256,
+    inner: int = 172,
+    elements: Any = FP8,
+    biases: bool = False,
+    dtype: Any = BF16,
+    **settings: Any,
+) -> list[Any]:
+    """Draw arguments with weights of 8 bits and their scales; `elements` is the weights' dtype."""
+    inputs = arguments(sequences, hidden, inner, dtype=dtype, **settings)
+    for name in MATRICES:
+        inputs[name], inputs[f"{name}_scales"] = quantise(inputs[name].astype(F32), elements)
+    if not biases:
+        inputs |= dict(b_gate=None, b_up=None, b_down=None)
+    return [*inputs.values()]
+
+
+class TestQuantisedDecoderLayerDecode(KernelTests):
+    """Weights of 8 bits with a scale for each column.
+
+    Up to 32 and up to 64 rows take groups of columns of the PE array in the last product; more rows, biases, several
+    ranks and other widths take none.
+    """
+
+    case = KernelCase(
+        kernels.decoder_layer_decode,
+        quantised_layer,
+        every_chip=[dict(positions=172, elements=elements) for elements in (FP8, INT8)],
+        values=[
+            dict(biases=True),
+            dict(sequences=1, hidden=127, inner=130, elements=INT8),
+            dict(sequences=5, hidden=129, inner=128, biases=True),
+            dict(dtype=F32, hidden=128),
+            *vary(sequences=[33, 65], hidden=136, positions=8, inner=[127, 192]),
+            *slow(dict(sequences=1, hidden=8192, inner=520, heads=2, kv=1)),
+        ],
+        refusals=[
+            refuse("w_up_scales is float32 [1, 172], one for each", w_up_scales=normal(1, 1, 171)),
+            refuse("w_down_scales is float32 [1, 256], one for each", w_down_scales=normal(1, 1, 172)),
+            refuse("w_o_scales is float32 [1, 256], one for each", w_o_scales=normal(1, 1, 172)),
+        ],
+        ranks=[
+            OverHeads(
+                2,
+                dict(k_cache=1, v_cache=1, w_o=0, w_gate=1, w_up=1, w_down=0, w_gate_scales=1, w_up_scales=1),
+                dict(sequences=5, hidden=136, inner=258, elements=elements),
+            )
+            for elements in (FP8, INT8)
+        ],
+        fits=slow(*vary(sequences=[64, 128], hidden=4096, inner=2048, heads=8, kv=1, positions=4096)),
     )
 
 
