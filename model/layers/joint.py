@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from model.layers.launch import Launch
 
 _NORM = "norm_weight"
+_MATRICES = ("w_gate", "w_up", "w_down")
 _MLP_PARAMETERS = {
     _NORM: "mlp_norm_weight",
-    **{name: name for name in ("w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down")},
+    **{name: name for name in (*_MATRICES, "activation", "b_gate", "b_up", "b_down")},
+    **{f"{name}_scales": f"{name}_scales" for name in _MATRICES},
 }
 """Names of `decoder_layer_decode` for the parameters of `mlp` that both kernels have."""
 
@@ -62,9 +64,7 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
-        return (
-            False  # an argument without a parameter in the joint kernel, such as scales of a quantised weight
-        )
+        return False  # an argument without a parameter in the joint kernel
     return (
         mlp.arguments.get(_NORM) is not None
         and all(mlp.arguments.get(name) == attention.arguments[name] for name in _SHARED_PARAMETERS)

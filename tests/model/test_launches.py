@@ -234,15 +234,19 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
         {"residual": False},
         {"row_gate": weight},
         {"norm_weight": None},
+        {"w_up_zeros": weight},
     ):
         launches = [block, replace(mlp, arguments={**mlp.arguments, **changed})]
         assert join_launches(launches) == launches
     for launches in ([block, replace(mlp, rows=4)], [mlp, block]):
         assert join_launches(launches) == launches
-    gelu = {**mlp.arguments, "activation": "gelu", "b_up": weight}
-    (layer,) = join_launches([block, replace(mlp, arguments=gelu)])
+    gelu = {**mlp.arguments, "activation": "gelu", "b_up": weight, "w_up_scales": weight}
+    scaled_block = replace(block, arguments={**block.arguments, "w_o_scales": weight})
+    (layer,) = join_launches([scaled_block, replace(mlp, arguments=gelu)])
     arguments = layer.arguments
     assert (arguments["activation"], arguments["b_up"], arguments["sinks"]) == ("gelu", weight, None)
+    assert (arguments["w_up_scales"], arguments["w_o_scales"]) == (weight, weight)
+    assert layer.arguments.keys() <= parameters.keys()
 
 
 def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refused() -> None:
