@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model.formats import Format
+from model.formats import Container
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Config:
     """Config of a model of any task. The registry adds all fields but `dtype`.
 
     dtype          dtype of the checkpoint's weights; None where config.json names none
-    weight_format  number format of quantised weights, where a format of this package reads them
+    weight_format  container of quantised weights, where this package reads it; a format is one too
     quant_method   name of the quantisation, also where no format of this package reads it
     is_quantised_on_load
                    whether the checkpoint's weights are plain and quantised to `weight_format` when they are loaded
@@ -58,7 +58,7 @@ class Config:
     """
 
     dtype: str | None = None
-    weight_format: Format | None = None
+    weight_format: Container | None = None
     quant_method: str | None = None
     is_quantised_on_load: bool = False
     model_type: str = ""

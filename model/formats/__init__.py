@@ -6,8 +6,9 @@ compute its numbers in float32 or bfloat16.
 
 from __future__ import annotations
 
-from model.formats.format import ConfigFields, Format, QuantisedWeight, TensorSpec, Weight
-from model.formats.mx import Mx
+from model.formats.compressed import Compressed
+from model.formats.format import ConfigFields, Container, Format, QuantisedWeight, TensorSpec, Weight
+from model.formats.mx import Mx, Mx8
 from model.formats.plain import Plain
 from model.formats.scaled import INT8, Scaled
 from nkw.errors import shown
@@ -15,8 +16,11 @@ from nkw.errors import shown
 __all__ = [
     "FORMATS",
     "SCHEMES",
+    "Compressed",
+    "Container",
     "Format",
     "Mx",
+    "Mx8",
     "Plain",
     "QuantisedWeight",
     "Scaled",
@@ -26,12 +30,12 @@ __all__ = [
     "read_method",
 ]
 
-FORMATS: dict[str, type[Format]] = {
+FORMATS: dict[str, type[Container]] = {
     "fp8": Scaled,
-    "compressed-tensors": Scaled,
+    "compressed-tensors": Compressed,
     "mxfp4": Mx,
 }
-"""Formats by `quant_method` of config.json."""
+"""Containers by `quant_method` of config.json."""
 
 SCHEMES: dict[str, Format] = {
     "fp8": Scaled("fp8", 1, None),
@@ -45,8 +49,8 @@ Both have a scale for each output of a weight.
 _FIELD, _UNNAMED = "quantization_config", "unnamed"
 
 
-def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Format | None:
-    """Return the format that `quantization_config` of a config.json describes; None without one, or if it is unknown.
+def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Container | None:
+    """Return the container that `quantization_config` of a config.json describes; None if it is absent or unknown.
 
     An unknown method, or a value that no format supports, is recorded with `fields.unsupported`.
 

@@ -8,7 +8,7 @@ such as a scale.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, ClassVar, Protocol
@@ -57,6 +57,13 @@ class ConfigFields(Protocol):
             ModelError: The value is no object.
         """
 
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return the positive integer in a field, or the default if it is absent or null.
+
+        Raises:
+            ModelError: The value is no positive integer, or there is neither a value nor a default.
+        """
+
     def pair(self, name: str) -> tuple[int, int]:
         """Return the two positive integers in a field.
 
@@ -68,32 +75,25 @@ class ConfigFields(Protocol):
         """Record, without raising, that no format supports the value of the field `name`; `message` says why."""
 
 
-class Format(Protocol):
-    """Storage of a weight [out, in] in one or several tensors, from which `widen` computes its numbers.
+class Container(Protocol):
+    """Reader of the quantised weights of a checkpoint, as `quantization_config` of its config.json describes them.
 
-    Formats with `is_general` are read in all model families, other formats in families whose registry row names them.
-    `kernel_tensors` are the stored tensors, elements first, that a kernel with parameters for all of them reads: for a
-    parameter `w_up` these are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight. All kernels get
-    the widened weight if the tuple is empty. Kernels multiply by one scale for each output: `pass_to_kernels` converts
-    the stored tensors where a checkpoint has them otherwise.
+    Every `Format` is the container of checkpoints whose weights all have that format. Other containers choose a format
+    for each weight. Containers with `is_general` are read in all model families, other containers in families whose
+    registry row names them.
     """
 
     is_general: ClassVar[bool] = True
 
     @property
-    def kernel_tensors(self) -> tuple[str, ...]:
-        """Stored tensors that kernels read, elements first; empty if kernels get the widened weight."""
-        return ()
-
-    @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the format, as `quant_method` of config.json."""
+        """Name of the container or format, as `quant_method` of config.json."""
 
     @classmethod
     @abstractmethod
-    def from_config(cls, quantization_config: ConfigFields) -> Format | None:
-        """Return the format that `quantization_config` of config.json describes; None if it is unsupported.
+    def from_config(cls, quantization_config: ConfigFields) -> Container | None:
+        """Return the container that `quantization_config` of config.json describes; None if it is unsupported.
 
         Unsupported values are recorded with `quantization_config.unsupported`.
 
@@ -101,12 +101,19 @@ class Format(Protocol):
             ModelError: A field has a wrong type.
         """
 
+    @property
     @abstractmethod
-    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the descriptions of the stored tensors of a weight of a shape [out, in], by their names in the format.
+    def formats(self) -> tuple[Format, ...]:
+        """Formats of the container's weights."""
 
-        The names are "elements", mostly "scales", and others of the format.
-        """
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what kernels compute otherwise than config.json says; none for most formats."""
+        return ()
+
+    @abstractmethod
+    def find_format(self, name: str) -> Format | None:
+        """Return the format that config.json gives to the matrix `name`, such as "lm_head.weight"; None for plain."""
 
     @abstractmethod
     def from_checkpoint(
@@ -125,6 +132,49 @@ class Format(Protocol):
 
         Raises:
             ModelError: A tensor is missing, or has a wrong shape or dtype.
+        """
+
+    def check_weights(self, quantised: Collection[str], plain: Collection[str]) -> None:
+        """Check the names of all weights of a checkpoint against config.json; a format has nothing to check.
+
+        Args:
+            quantised: Names of the weights that `from_checkpoint` returned.
+            plain: Names of the other weights.
+
+        Raises:
+            ModelError: A weight is quantised, or plain, against what config.json says.
+        """
+        return None
+
+
+class Format(Container, Protocol):
+    """Storage of a weight [out, in] in one or several tensors, from which `widen` computes its numbers.
+
+    `kernel_tensors` are the stored tensors, elements first, that a kernel with parameters for all of them reads: for a
+    parameter `w_up` these are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight. All kernels get
+    the widened weight if the tuple is empty. Kernels multiply by one scale for each output: `pass_to_kernels` converts
+    the stored tensors where a checkpoint has them otherwise.
+    """
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """This format alone."""
+        return (self,)
+
+    def find_format(self, name: str) -> Format | None:
+        """Return this format for every name."""
+        return self
+
+    @property
+    def kernel_tensors(self) -> tuple[str, ...]:
+        """Stored tensors that kernels read, elements first; empty if kernels get the widened weight."""
+        return ()
+
+    @abstractmethod
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the descriptions of the stored tensors of a weight of a shape [out, in], by their names in the format.
+
+        The names are "elements", mostly "scales", and others of the format.
         """
 
     @abstractmethod
@@ -178,7 +228,8 @@ class QuantisedWeight:
 
     The class has the methods of an array that cuts use. `rows` and `columns` are ranges of the whole weight [out, in],
     whose stored tensors are `tensors`. If it `is_transposed`, its shape is [in, out]. Widened numbers are rounded once
-    to `dtype`.
+    to `dtype`. `input_scale` is the static scale of the rows that the weight multiplies, if the checkpoint has one;
+    kernels do not use it yet.
     """
 
     format: Format
@@ -188,14 +239,28 @@ class QuantisedWeight:
     dtype: np.dtype
     is_transposed: bool = False
     whole_shape: tuple[int, int] = (0, 0)
+    input_scale: float | None = None
 
     @classmethod
     def from_tensors(
-        cls, format: Format, tensors: Mapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+        cls,
+        format: Format,
+        tensors: Mapping[str, np.ndarray],
+        shape: Shape,
+        dtype: np.dtype,
+        input_scale: float | None = None,
     ) -> QuantisedWeight:
         """Return the whole weight of a shape [out, in] with these stored tensors; it widens to `dtype`."""
         rows, columns = shape
-        return cls(format, tensors, range(rows), range(columns), dtype, whole_shape=(rows, columns))
+        return cls(
+            format,
+            tensors,
+            range(rows),
+            range(columns),
+            dtype,
+            whole_shape=(rows, columns),
+            input_scale=input_scale,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,8 +1,10 @@
-"""MXFP4 weights of gpt-oss checkpoints: blocks of 32 elements of 4 bits that share a power of two.
+"""MXFP4 and MXFP8 weights: blocks of 32 elements of 4 or 8 bits that share a power of two.
 
-A weight [in, out] of an expert is stored as `…_blocks` [out, in / 32, 16], two elements in a byte, the lower bits
-first, and `…_scales` [out, in / 32], exponents with a bias of 127. bfloat16 represents every product exactly, except
-products of 2^128 and more, which are infinite. A scale of 255 means NaN (OCP Microscaling Formats, 1.0).
+Scales are exponents with a bias of 127, uint8 [out, in / 32]; 255 means NaN (OCP Microscaling Formats, 1.0). bfloat16
+represents every product exactly, except products of 2^128 and more, which are infinite. MXFP4 has two elements in a
+byte, the lower bits first. gpt-oss stores a weight [in, out] of an expert as `…_blocks` [out, in / 32, 16] and
+`…_scales`; compressed-tensors stores a weight [out, in] as `…_packed` [out, in / 2] and `…_scale`, and in MXFP8 as
+float8_e4m3fn elements.
 """
 
 from __future__ import annotations
@@ -23,49 +25,74 @@ BLOCK = 32
 DTYPE = np.dtype(ml_dtypes.bfloat16)
 """Dtype to which elements are widened."""
 
+_COMPRESSED = "compressed-tensors"
 _SUFFIXES = {ELEMENTS: "_blocks", SCALES: "_scales"}
+_BYTE = np.dtype(np.uint8)
+_E4M3FN = np.dtype(ml_dtypes.float8_e4m3fn)
+_NUMBERS = np.arange(256, dtype=np.uint8).view(_E4M3FN).astype(np.float32)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS, _NAN_SCALE = 127, 255
 _LARGEST_EXPONENT = 2
-"""Largest exponent of an element: 6 is 1.5 * 2^2."""
+"""Largest exponent of an element of MXFP4: 6 is 1.5 * 2^2."""
+_LARGEST_EXPONENT_E4M3 = 8
+"""Largest exponent of an element of MXFP8: 448 is 1.75 * 2^8."""
+
+
+class _Microscaled(Format):
+    """Formats of blocks that share a power of two; kernels get their weights widened, and a note says so."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentence that the weights are widened, because trn1 and trn2 have no products of this format."""
+        number = "MXFP4" if isinstance(self, Mx) else "MXFP8"
+        return (
+            f"Weights in {number} are widened to 16 bits or more when they are loaded: only trn3 multiplies {number}, "
+            "and the kernels do not use that yet.",
+        )
 
 
 @dataclass(frozen=True)
-class Mx(Format):
-    """MXFP4 format; it is read only in families whose experts use it, because there is no general convention."""
+class Mx(_Microscaled):
+    """MXFP4 format of gpt-oss or of compressed-tensors; as a container it is read only in families that use it.
+
+    `method` is "mxfp4" for the tensor names and the order of axes of gpt-oss, or "compressed-tensors".
+    """
 
     is_general: ClassVar[bool] = False
+    method: str = "mxfp4"
 
     @property
     def name(self) -> str:
-        """Name of the format, "mxfp4"."""
-        return "mxfp4"
+        """Name of the container that has the weights, "mxfp4" or "compressed-tensors"."""
+        return self.method
 
     @classmethod
     def from_config(cls, quantization_config: ConfigFields) -> Mx | None:
-        """Return the format, which has no parameters; `quantization_config` is not read."""
+        """Return the format of gpt-oss, which has no parameters; `quantization_config` is not read."""
         return cls()
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return descriptions of elements [out, in / 32, 16] and scales [out, in / 32], uint8 each, for [out, in]."""
         blocks = shape[0], -(-shape[1] // BLOCK)
-        byte = np.dtype(np.uint8)
         return {
-            ELEMENTS: TensorSpec((*blocks, BLOCK // 2), byte, (1, BLOCK)),
-            SCALES: TensorSpec(blocks, byte, (1, BLOCK)),
+            ELEMENTS: TensorSpec((*blocks, BLOCK // 2), _BYTE, (1, BLOCK)),
+            SCALES: TensorSpec(blocks, _BYTE, (1, BLOCK)),
         }
 
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Remove `<name>_blocks` and `<name>_scales` from `tensors` and return the weight, of shape [in, out].
+        """Remove elements and scales of the weight `name` from `tensors` and return the weight, or None.
 
-        It is None, and nothing is removed, if `tensors` has the plain weight `name` or neither of the two. `dtype` is
-        ignored: the weight widens to bfloat16.
+        It is None, and nothing is removed, if `tensors` has the plain weight `name` or neither of the two. A weight of
+        gpt-oss has the shape [in, out] and widens to bfloat16; `dtype` is ignored for it.
 
         Raises:
-            ModelError: One of the two tensors is missing, or one has a wrong shape or dtype.
+            ModelError: One of the two tensors is missing, or one has a wrong shape or dtype, or a scale of
+                compressed-tensors is NaN.
         """
+        if self.method == _COMPRESSED:
+            return self._from_compressed(name, tensors, shape, dtype)
         names = {tensor: name + suffix for tensor, suffix in _SUFFIXES.items()}
         if name in tensors or not any(stored_name in tensors for stored_name in names.values()):
             return None
@@ -83,6 +110,18 @@ class Mx(Format):
                 raise ModelError(f"{names[tensor]} has dtype {stored[tensor].dtype}, not {spec.dtype}")
         return QuantisedWeight.from_tensors(self, stored, stored_shape, DTYPE).T
 
+    def _from_compressed(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Return the weight [out, in] in `<name>_packed` and `<name>_scale` as `from_checkpoint` does."""
+        packed = f"{name}_packed"
+        if packed not in tensors or len(shape) != 2:
+            return None
+        _check_tensor(packed, tensors[packed], (shape[0], shape[1] // 2), _BYTE, shape)
+        scales = _take_scales(name, tensors, shape)
+        elements = tensors.pop(packed).reshape(shape[0], -1, BLOCK // 2)
+        return QuantisedWeight.from_tensors(self, {ELEMENTS: elements, SCALES: scales}, shape, dtype)
+
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return each element times its block's power of two, float32 [out, in]; NaN in a block with scale 255."""
         scales = tensors[SCALES]
@@ -96,14 +135,109 @@ class Mx(Format):
         Microscaling Formats 1.0, 6.3; ties go to the even code.
         """
         blocks = array.astype(np.float32).reshape(len(array), -1, BLOCK)
-        most = np.abs(blocks).max(axis=2)
-        exponents = np.where(most > 0, np.floor(np.log2(np.where(most > 0, most, 1))), -_BIAS)
-        exponents = np.clip(exponents - _LARGEST_EXPONENT, -_BIAS, _BIAS)
+        exponents = _choose_exponents(blocks, _LARGEST_EXPONENT)
         scaled = np.abs(blocks) / np.exp2(exponents)[:, :, None]
         codes = _round_to_even_code(np.minimum(scaled, _MAGNITUDES[-1]))
         codes |= np.signbit(blocks).astype(np.uint8) << 3
         stored = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
         return {ELEMENTS: stored, SCALES: (exponents + _BIAS).astype(np.uint8)}
+
+
+@dataclass(frozen=True)
+class Mx8(_Microscaled):
+    """MXFP8 format of compressed-tensors: float8_e4m3fn elements, 32 of which share a power of two."""
+
+    @property
+    def name(self) -> str:
+        """Name of the container that has the weights, "compressed-tensors"."""
+        return _COMPRESSED
+
+    @classmethod
+    def from_config(cls, quantization_config: ConfigFields) -> Mx8 | None:
+        """Return None: groups of compressed-tensors choose this format."""
+        return None
+
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return descriptions of elements [out, in] float8_e4m3fn and scales [out, in / 32] uint8."""
+        scales = TensorSpec((shape[0], -(-shape[1] // BLOCK)), _BYTE, (1, BLOCK))
+        return {ELEMENTS: TensorSpec(shape, _E4M3FN), SCALES: scales}
+
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Remove `name` and `<name>_scale` from `tensors` and return the weight; None unless `name` is float8_e4m3fn.
+
+        Raises:
+            ModelError: The scales are missing, have a wrong shape or dtype, or one is NaN.
+        """
+        elements = tensors.get(name)
+        if elements is None or elements.dtype != _E4M3FN or elements.shape != shape or len(shape) != 2:
+            return None
+        stored = {SCALES: _take_scales(name, tensors, shape), ELEMENTS: tensors.pop(name)}
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
+
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return each element times its block's power of two, float32 [out, in]; NaN in a block with scale 255."""
+        elements = _NUMBERS[tensors[ELEMENTS].view(np.uint8)]
+        exponents = np.repeat(tensors[SCALES].astype(np.int32) - _BIAS, BLOCK, axis=1)[:, : elements.shape[1]]
+        wide = np.ldexp(elements, exponents)
+        wide[exponents == _NAN_SCALE - _BIAS] = np.nan
+        return wide
+
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the stored elements and scales of numbers [out, in]; `in` must be a multiple of 32.
+
+        A block's scale makes its largest element at least 256 and below 512. Elements above 448 become 448.
+        """
+        blocks = array.astype(np.float32).reshape(len(array), -1, BLOCK)
+        exponents = _choose_exponents(blocks, _LARGEST_EXPONENT_E4M3)
+        scaled = np.clip(blocks / np.exp2(exponents)[:, :, None], -_NUMBERS[126], _NUMBERS[126])
+        return {
+            ELEMENTS: scaled.astype(_E4M3FN).reshape(array.shape),
+            SCALES: (exponents + _BIAS).astype(np.uint8),
+        }
+
+
+def _choose_exponents(blocks: np.ndarray, largest: int) -> np.ndarray:
+    """Return the exponent of each block's scale, float32 [out, blocks], of numbers [out, blocks, 32].
+
+    The exponent of the largest magnitude in a block, minus that of the format's largest element, `largest`.
+    """
+    most = np.abs(blocks).max(axis=2)
+    exponents = np.where(most > 0, np.floor(np.log2(np.where(most > 0, most, 1))), -_BIAS)
+    return np.clip(exponents - largest, -_BIAS, _BIAS)
+
+
+def _take_scales(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """Remove the scales `<name>_scale`, uint8 [out, in / 32], of compressed-tensors from `tensors` and return them.
+
+    Raises:
+        ModelError: The scales are missing, have a wrong shape or dtype, or one is NaN.
+    """
+    scale_name = f"{name}_scale"
+    if scale_name not in tensors:
+        raise ModelError(f"{name} is quantised and has no scales; tensor {scale_name} is missing")
+    scales = tensors[scale_name]
+    _check_tensor(scale_name, scales, (shape[0], shape[1] // BLOCK), _BYTE, shape)
+    if (scales == _NAN_SCALE).any():
+        raise ModelError(
+            f"{scale_name} contains 255, which is NaN; scales are 0 to 254: quantise {name} again"
+        )
+    return tensors.pop(scale_name)
+
+
+def _check_tensor(
+    name: str, tensor: np.ndarray, expected: Shape, dtype: np.dtype, weight_shape: Shape
+) -> None:
+    """Raise ModelError unless a stored tensor has the expected shape and dtype, and rows are whole blocks of 32."""
+    if weight_shape[1] % BLOCK:
+        raise ModelError(
+            f"{name}: rows of {weight_shape[1]} elements; MX formats have blocks of {BLOCK} elements"
+        )
+    if tensor.shape != expected or tensor.dtype != dtype:
+        raise ModelError(
+            f"{name} is {tensor.dtype} {tensor.shape}; a weight {weight_shape} has {dtype} {expected}"
+        )
 
 
 def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:

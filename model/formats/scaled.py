@@ -16,14 +16,22 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
-from nkw.errors import shown
+from model.formats.format import (
+    ELEMENTS,
+    SCALES,
+    ConfigFields,
+    Container,
+    Format,
+    QuantisedWeight,
+    Shape,
+    TensorSpec,
+)
+from model.formats.groups import CLASSES, Group, Groups, read_skipped_modules
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
 """Dtype of the elements of fp8 weights."""
@@ -34,7 +42,7 @@ LARGEST = {ELEMENT: 448.0, INT8: 127.0}
 _SCALE_SUFFIXES = ("_scale_inv", "_scale")
 """Suffixes of the names of scales in `fp8` and in compressed-tensors; both scales multiply."""
 _ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
-"""Suffixes of the names of scales of activations, which are ignored: activations are not quantised."""
+"""Suffixes of the names of static scales of the rows that a weight multiplies."""
 _SCALE_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -65,25 +73,24 @@ class Scaled(Format):
         return self.method
 
     @classmethod
-    def from_config(cls, quantization_config: ConfigFields) -> Scaled | None:
-        """Return the format of `weight_block_size`, or of the groups of compressed-tensors.
+    def from_config(cls, quantization_config: ConfigFields) -> Container:
+        """Return the container of `quant_method` fp8: one format, with the blocks of `weight_block_size`.
 
-        Without `weight_block_size` the whole weight has one scale. Unsupported values are recorded; None is returned
-        for groups of compressed-tensors that are unsupported.
+        Without `weight_block_size` the whole weight has one scale. Modules in `modules_to_not_convert`, and the head,
+        are planned as plain. A checkpoint's tensors decide which weights are quantised.
 
         Raises:
             ModelError: A field has a wrong type.
         """
-        if quantization_config.get("quant_method", None) == "compressed-tensors":
-            return _read_compressed(quantization_config)
         encoding = quantization_config.get("fmt", "e4m3")
         if encoding != "e4m3":
             quantization_config.unsupported(
                 "fmt", f"{encoding!r:.60}; weights of eight bits are widened from e4m3"
             )
-        if "weight_block_size" not in quantization_config:
-            return cls("fp8", None, None)
-        return cls("fp8", *quantization_config.pair("weight_block_size"))
+        has_blocks = "weight_block_size" in quantization_config
+        block = quantization_config.pair("weight_block_size") if has_blocks else (None, None)
+        skipped = read_skipped_modules(quantization_config, "modules_to_not_convert")
+        return Groups("fp8", (Group("fp8", CLASSES, cls("fp8", *block)),), skipped)
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
@@ -123,8 +130,9 @@ class Scaled(Format):
     ) -> QuantisedWeight | None:
         """Remove elements and scales of the weight `name` from `tensors` and return the weight; it widens to `dtype`.
 
-        Scales of activations are removed too, and not used. Returns None, and removes nothing, unless the tensor `name`
-        has the format's elements in the weight's shape, or int8 elements are packed in a tensor `…_packed`.
+        A static scale of the weight's inputs is removed too, and kept as `input_scale`. Returns None, and removes
+        nothing, unless the tensor `name` has the format's elements in the weight's shape, or int8 elements are packed
+        in a tensor `…_packed`.
 
         Raises:
             ModelError: The scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
@@ -135,8 +143,7 @@ class Scaled(Format):
         elements = tensors.get(name)
         if elements is None or elements.dtype != self.element or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
-        for suffix in _ACTIVATION_SUFFIXES:
-            tensors.pop(name.rpartition(".")[0] + suffix, None)
+        input_scale = take_input_scale(name, tensors)
         scale_names = [name + suffix for suffix in _SCALE_SUFFIXES if name + suffix in tensors]
         if not scale_names:
             missing = name + _SCALE_SUFFIXES[0]
@@ -152,13 +159,9 @@ class Scaled(Format):
             known = ", ".join(_SCALE_DTYPES)
             raise ModelError(f"{scale_names[0]} has dtype {scales.dtype}; known are {known}")
         scales = scales.reshape(spec.shape).astype(spec.dtype)
-        if not (np.isfinite(scales) & (scales > 0)).all():
-            wrong = scales[~(np.isfinite(scales) & (scales > 0))][0]
-            raise ModelError(
-                f"{scale_names[0]} contains {wrong}; scales are finite and above 0: quantise {name} again"
-            )
+        check_scales(scale_names[0], scales, name)
         stored = {ELEMENTS: tensors.pop(name), SCALES: scales}
-        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype, input_scale)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return each element times the scale of its block, float32 [out, in]."""
@@ -193,6 +196,36 @@ class Scaled(Format):
         return {ELEMENTS: elements.astype(self.element), SCALES: scales}
 
 
+def check_scales(name: str, scales: np.ndarray, weight: str) -> None:
+    """Raise ModelError unless all scales of the tensor `name` of a weight are finite and above 0."""
+    is_wrong = ~(np.isfinite(scales) & (scales > 0))
+    if is_wrong.any():
+        raise ModelError(
+            f"{name} contains {scales[is_wrong][0]}; scales are finite and above 0: quantise {weight} again"
+        )
+
+
+def take_input_scale(name: str, tensors: MutableMapping[str, np.ndarray]) -> float | None:
+    """Remove the static scale of the rows that the weight `name` multiplies from `tensors` and return it, or None.
+
+    Raises:
+        ModelError: There are several such scales, or one that is not a finite number above 0.
+    """
+    scale = None
+    for suffix in _ACTIVATION_SUFFIXES:
+        scale_name = name.rpartition(".")[0] + suffix
+        if scale_name in tensors:
+            scales = tensors.pop(scale_name)
+            if scales.size != 1 or scales.dtype not in _SCALE_DTYPES.values():
+                raise ModelError(
+                    f"{scale_name} is {scales.dtype} {scales.shape}; a static scale of rows is one number, of "
+                    f"{', '.join(_SCALE_DTYPES)}"
+                )
+            check_scales(scale_name, scales.astype(np.float32), name)
+            scale = float(scales.reshape(())[()])
+    return scale
+
+
 def _unpack(name: str, packed: np.ndarray, shape: Shape) -> np.ndarray:
     """Return the int8 elements [out, in] of a tensor `name` that has four of them in each int32, plus 128.
 
@@ -205,47 +238,3 @@ def _unpack(name: str, packed: np.ndarray, shape: Shape) -> np.ndarray:
             f"{name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
         )
     return (np.ascontiguousarray(packed).view(np.uint8)[:, : shape[1]] ^ np.uint8(128)).view(np.int8)
-
-
-def _read_compressed(fields: ConfigFields) -> Scaled | None:
-    """Return the format that the weights of all `config_groups` have in common; None if they differ or one has none.
-
-    Differing groups, unsupported groups and quantised caches are recorded with `fields.unsupported`.
-    """
-    groups = fields.table("config_groups")
-    formats = [_read_group(groups.table(name)) for name in groups.names]
-    if len(set(formats)) != 1:
-        named = shown(", ".join(groups.names) or "none", 60)
-        fields.unsupported("config_groups", f"{named}; groups whose weights are quantised alike are widened")
-        return None
-    if fields.get("kv_cache_scheme", None) is not None:
-        fields.unsupported("kv_cache_scheme", "caches have the dtype of activations")
-    return formats[0]
-
-
-def _read_group(group: ConfigFields) -> Scaled | None:
-    """Return the format of a group's weights; None for an unknown `strategy` of scales.
-
-    Values other than symmetric floats or integers of eight bits, and unknown strategies, are recorded with
-    `unsupported`.
-
-    Raises:
-        ModelError: A field has a wrong type.
-    """
-    weights = group.table("weights")
-    element = INT8 if weights.get("type", None) == "int" else ELEMENT
-    required: tuple[tuple[str, Any], ...] = (("num_bits", 8), ("symmetric", True))
-    if element == ELEMENT:
-        required = (("type", "float"), *required)
-    for name, expected in required:
-        actual = weights.get(name, None)
-        if actual != expected:
-            weights.unsupported(name, f"{actual!r:.60}; weights are widened where it is {expected!r}")
-    strategy = weights.get("strategy", None)
-    blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
-    if strategy == "block":
-        return Scaled("compressed-tensors", *weights.pair("block_structure"), element)
-    if strategy in blocks:
-        return Scaled("compressed-tensors", *blocks[strategy], element)
-    weights.unsupported("strategy", f"{strategy!r:.60}; known are tensor, channel, block")
-    return None

@@ -13,7 +13,7 @@ from typing import TypeVar, overload
 
 import numpy as np
 
-from model.formats import Format, QuantisedWeight
+from model.formats import Container, Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
 from model.formats.format import ELEMENTS
 from model.layers.launch import StepShape, Value, WeightDtypes
@@ -175,16 +175,22 @@ class Weight:
         kernel, parameter = self.reader
         return {parameter + _suffix(name) for name in format.kernel_tensors} <= set(parameters(kernel))
 
-    def find_planned_format(self, format: Format | None, parameters: KernelParameters) -> Format | None:
-        """Return `format` if the kernel in `reader` reads this weight in the stored tensors of that format, else None.
+    def find_planned_format(self, container: Container | None, parameters: KernelParameters) -> Format | None:
+        """Return this weight's format in `container` if the kernel in `reader` reads its stored tensors, else None.
 
-        Without a checkpoint every tensor of the weight is taken for quantised. The other rules, and `parameters`, are
-        those of `find_kernel_format`.
+        Without a checkpoint the container's groups say which tensors are quantised. The other rules, and `parameters`,
+        are those of `find_kernel_format`.
         """
-        if format is None or not self._is_read_stored(format, parameters):
+        if container is None or self.reader is None:
             return None
-        is_kept = all(tensor.can_stay_stored and not isinstance(tensor, Zeros) for tensor in self.tensors)
-        return format if is_kept else None
+        formats = {
+            container.find_format(tensor.name)
+            if tensor.can_stay_stored and not isinstance(tensor, Zeros)
+            else None
+            for tensor in self.tensors
+        }
+        format = formats.pop() if len(formats) == 1 else None
+        return format if format is not None and self._is_read_stored(format, parameters) else None
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format

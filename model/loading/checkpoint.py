@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from model.config import Config, read_json
 from model.config.folder import check_inside, describe_other_weights
 from model.errors import ModelError
 from model.families import compose
-from model.formats import QuantisedWeight, Weight
+from model.formats import Container, QuantisedWeight, Weight
 from model.loading.quantise import PackedTensors, quantise_plain_weights
 from model.network import Network
 from nkw.files import opened
@@ -47,8 +48,8 @@ _QUANTISED: dict[str, np.dtype] = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 """Further dtypes, which only the stored tensors of quantised weights have."""
-_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-"""Suffix of the rotary frequencies in old checkpoints, which are not read because they follow from the config."""
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", *(f".{name}_scale" for name in ("k", "v", "q", "prob")))
+"""Suffixes of tensors that are no weights: rotary frequencies in old checkpoints, and scales of quantised caches."""
 
 
 class Checkpoint(Mapping[str, Weight]):
@@ -129,7 +130,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     if config.is_quantised_on_load:
         weights = quantise_plain_weights(weights, network, config)
     for name in tensors:
-        if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIX):
+        if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIXES):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps)
 
@@ -143,7 +144,8 @@ def _take_quantised_weights(
     bfloat16 if there is none, or float32 for weights that the network keeps exact.
 
     Raises:
-        ModelError: A stored tensor is missing, or has a wrong shape or dtype.
+        ModelError: A stored tensor is missing, or has a wrong shape or dtype, or a weight is quantised or plain against
+            config.json.
     """
     if config.weight_format is None:
         return {}
@@ -158,7 +160,21 @@ def _take_quantised_weights(
             raise _error(f"{source}: {_drop_indices(error.message)}") from None
         if weight is not None:
             weights[name] = weight.astype(np.float32) if name in network.exact else weight
+    try:
+        config.weight_format.check_weights(weights, [name for name in shapes if name not in weights])
+    except ModelError as error:
+        raise _error(f"{source}: {_drop_indices(error.message)}") from None
+    _warn_of_notes(config.weight_format, weights.values())
     return weights
+
+
+def _warn_of_notes(container: Container, weights: Iterable[Weight]) -> None:
+    """Warn once of each thing that kernels compute otherwise than a container, or a weight's format, describes it."""
+    notes = dict.fromkeys(container.notes)
+    for weight in weights:
+        notes |= dict.fromkeys(weight.format.notes if isinstance(weight, QuantisedWeight) else ())
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=4)
 
 
 def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping[str, Sequence[str]]) -> None:

@@ -44,8 +44,8 @@ def quantise_plain_weights(
     They are weights of the decoder layers; embedding, head and all other weights stay as they are. Numbers are rounded
     to the nearest number of the format when they are read.
     """
-    format = config.weight_format
-    assert format is not None, "quantised on loading without a format"
+    assert config.weight_format is not None, "quantised on loading without a format"
+    (format,) = config.weight_format.formats
     quantised = dict(weights)
     for weight in network.block_weights:
         if weight.find_planned_format(format, list_kernel_parameters) is None:

@@ -16,7 +16,7 @@ import numpy as np
 from model.config import Config
 from model.errors import ModelError, check_memory
 from model.families import compose
-from model.formats import Format
+from model.formats import Container, Format
 from model.formats import Weight as StoredWeight
 from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
@@ -134,17 +134,17 @@ def list_kernel_parameters(kernel: str) -> Collection[str]:
     return device.list_kernel_parameters(kernel)
 
 
-def plan_weight_dtypes(weights: Iterable[Weight], format: Format | None, dtype: np.dtype) -> WeightDtypes:
-    """Return the dtypes of weights without a checkpoint: `dtype`, and `format` for those that kernels read in it.
+def plan_weight_dtypes(
+    weights: Iterable[Weight], container: Container | None, dtype: np.dtype
+) -> WeightDtypes:
+    """Return the dtypes of weights without a checkpoint: `dtype`, and the formats of those that kernels read stored.
 
-    A None `format` means that no weight is quantised.
+    `container` gives the format of each weight; None means that no weight is quantised.
     """
-    formats = {
-        weight.name: format
-        for weight in weights
-        if format is not None and weight.find_planned_format(format, list_kernel_parameters) is not None
-    }
-    return WeightDtypes(dtype, formats=frozenset(formats.items()))
+    planned = (
+        (weight.name, weight.find_planned_format(container, list_kernel_parameters)) for weight in weights
+    )
+    return WeightDtypes(dtype, formats=frozenset((name, format) for name, format in planned if format))
 
 
 def choose_weight_dtypes(

@@ -31,7 +31,7 @@ from model.config.blocks import Experts
 from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
-from model.formats import Format
+from model.formats import Container
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, Slots
@@ -71,7 +71,7 @@ class LayerSizes:
         count: int = 1,
         experts: Experts | None = None,
         component: str = "",
-        weight_format: Format | None = None,
+        weight_format: Container | None = None,
     ) -> None:
         self.count, self.experts, self._layers, self._weight_format = count, experts, layers, weight_format
         self._weights = [
@@ -133,11 +133,11 @@ class LayerSizes:
             ep: groups of `tp` ranks that divide the routed experts among them.
             dtype: float32, float16 or bfloat16.
         """
-        format = self._weight_format
         stored = 0
         plain = self.count_elements(tp, ep).total()
-        if format is not None and format.kernel_tensors:
-            dtypes = plan_weight_dtypes([weight for _, weight in self._weights], format, np.dtype(np.float32))
+        if self._weight_format is not None:
+            weights = [weight for _, weight in self._weights]
+            dtypes = plan_weight_dtypes(weights, self._weight_format, np.dtype(np.float32))
             for _, weight in self._weights:
                 if dtypes.find_format(weight.name) is not None:
                     plain -= prod(weight.shape(Shard(0, tp, 0, ep)))

@@ -585,20 +585,29 @@ def compressed(**changes: Any) -> dict[str, Any]:
             {"quant_method": "fp8", "weight_block_size": 128},
             "weight_block_size: 128 is not two positive whole numbers",
         ),
-        (compressed(type="uint"), "weights.type: 'uint'; weights are widened where it is 'float'"),
-        (compressed(num_bits=4), "weights.num_bits: 4; weights are widened where it is 8"),
-        (compressed(symmetric=False), "weights.symmetric: False; weights are widened where it is True"),
-        (compressed(strategy="group"), "weights.strategy: 'group'; known are tensor, channel, block"),
+        (compressed(type="uint"), "weights.num_bits: 8 with type 'uint'; known are "),
+        (compressed(num_bits=6), "weights.num_bits: 6 with type 'float'; known are "),
+        (compressed(symmetric=False), "weights.symmetric: False; floats have no zero points"),
+        (compressed(strategy="token"), "weights.strategy: 'token'; known are tensor, channel, group, block"),
+        (compressed(strategy="group"), "weights.group_size: missing"),
         (compressed(strategy="block"), "weights.block_structure: None is not two positive whole numbers"),
-        (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme: caches have the dtype of"),
+        (compressed() | {"format": "marlin-24"}, "format: 'marlin-24'; known are dense, float-quantized"),
         (
-            compressed() | {"config_groups": {}},
-            "config_groups: none; groups whose weights are quantised alike",
+            compressed() | {"sparsity_config": {"format": "sparse-24"}},
+            "sparsity_config: {'format': 'sparse-24'",
         ),
+        (compressed() | {"transform_config": {"config_groups": {"R1": {}}}}, "transform_config: {'config_g"),
+        (compressed() | {"ignore": "lm_head"}, "ignore: 'lm_head' is not a list of names"),
+        (compressed() | {"ignore": ["re:("]}, "config_groups: 're:(' is not a regular expression"),
+        (
+            compressed() | {"ignore": ["Linear"]},
+            "config_groups: 'Linear' is a target of group_0 and in ignore",
+        ),
+        (compressed() | {"config_groups": {}}, "config_groups: no group has weights; a quantised model has"),
         (
             compressed()
             | {"config_groups": {"a": compressed()["config_groups"]["group_0"], "b": {"weights": {}}}},
-            "config_groups: a, b; groups whose weights are quantised alike",
+            "config_groups: 'Linear' is a target of a and of b, whose formats differ",
         ),
     ],
 )
@@ -618,11 +627,11 @@ def test_other_quantisations_are_refused(
         load_config(tmp_path)
     path.write_text(json.dumps({**fields, "quantization_config": compressed()}))
     config = load_config(tmp_path)
-    assert config.weight_format == Scaled("compressed-tensors", 1, None)
+    assert config.weight_format.formats == (Scaled("compressed-tensors", 1, None),)
     most = {"quant_method": "fp8", "weight_block_size": [2**31 - 1, 1]}
     path.write_text(json.dumps({**fields, "quantization_config": most}))
     config = load_config(tmp_path)
-    assert config.weight_format == Scaled("fp8", 2**31 - 1, 1)
+    assert config.weight_format.formats == (Scaled("fp8", 2**31 - 1, 1),)
 
 
 @pytest.mark.slow
