@@ -17,7 +17,8 @@ Dimensions:
 Arguments:
     q             [T, Hq * (R + P)] @ HBM, float32 or bfloat16, rotated: each head is [rotated | plain]
     kv            [T, W] @ HBM, q's dtype: latent and key of the new tokens, neither normalised nor rotated
-    cache         [B, S, W] @ HBM, q's dtype, or with block_tables [P, block, W]; the new rows are written
+    cache         [B, S, W] @ HBM, q's dtype, or with block_tables [P, block, W]; the new rows are written. With
+                  row_scale it is int8, fp8 or bfloat16
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
     scale         compile-time float > 0
     norm_weight   [1, L] @ HBM, of the latent; eps: compile-time float
@@ -26,6 +27,8 @@ Arguments:
     w_uv          [L, Hq * V] @ HBM, float32 or bfloat16: from latents to values
     slots         [T, 1] @ HBM, int32, page * block + offset: where the rows of the new tokens are written
     block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions, S = N * block
+    row_scale     [1, 2] @ HBM, float32: scales of the latent and of the key in a cache of another dtype, see
+                  `cache.scales`
     returns o     [T, Hq * V] @ HBM, q's dtype, and the cache
 
     The instructions do not depend on the positions: all S positions are read, and masks are computed at run time.
@@ -66,6 +69,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
+from nki_kernels.cache.scales import load_row_scales, spread_reference, store_reference, use_reference
 from nki_kernels.latent.decode_items import LatentDecode, attend
 from nki_kernels.latent.new_rows import prepare_new_rows, write_rows
 from nki_kernels.latent.output import create_output_tile, project_values
@@ -101,6 +105,7 @@ def latent_attention_decode(
     w_uv,
     slots=None,
     block_tables=None,
+    row_scale=None,
 ):
     """Compute latent attention of a batch's new tokens over the cached rows and themselves.
 
@@ -109,21 +114,25 @@ def latent_attention_decode(
     the arguments violate them.
     """
     latent_cache = create_latent_cache(cache, slots, block_tables)
-    check_rows(q, kv, latent_cache)
+    check_rows(q, kv, latent_cache, row_scale)
     check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv)
     sizes = Sizes(q, latent_cache, w_uk, w_uv)
     check_sizes(sizes, positions, scale, cache)
     o = nl.ndarray((sizes.tokens, sizes.heads * sizes.value), dtype=q.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return o, cache
+    scales = load_row_scales(row_scale, cache.dtype)
     loaded = load_group(q, w_uk, divide_heads(sizes)[0], sizes)
     token_positions = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
     rows = prepare_new_rows(kv, Norm(norm_weight, None, 0.0, eps), positions, cos, sin)
+    if scales is not None:
+        scales.round_latents(rows[:, 0 : sizes.rank])
+        scales.round_keys(rows[:, sizes.rank : sizes.width])
     write_rows(cache, rows, latent_cache.compute_new_addresses(positions))
     latent_cache.load_addresses(sizes)
-    latent_queries, turned_queries = absorb_queries(q, w_uk, loaded, sizes)
+    latent_queries, turned_queries = absorb_queries(q, w_uk, loaded, sizes, scales)
     launch = LatentDecode(
-        sizes, scale, latent_queries, turned_queries, token_positions, generate_key_positions(sizes)
+        sizes, scale, latent_queries, turned_queries, token_positions, generate_key_positions(sizes), scales
     )
     latents = create_output_tile(sizes)
     attend(launch, latent_cache, latents)
@@ -131,17 +140,17 @@ def latent_attention_decode(
     return o, cache
 
 
-def check_rows(q, kv, latent_cache):
+def check_rows(q, kv, latent_cache, row_scale):
     """Raise AssertionError if q, kv and the cache do not fit together.
 
-    kv is [T, width of the cache's rows], all three have one dtype, and the cache checks its slots, tables and
-    tokens.
+    kv is [T, width of the cache's rows], all three have one dtype, the cache another one only with row_scale, and the
+    cache checks its slots, tables and tokens.
     """
     expect_dims(2, q, "q [T, Hq * (R + P)]")
     tokens, width, cache = q.shape[0], latent_cache.width, latent_cache.rows
     assert kv.shape == (tokens, width), f"kv has to be [{tokens}, {width}], not {kv.shape}"
-    assert q.dtype == kv.dtype and q.dtype == cache.dtype, (
-        f"q, kv and cache are {q.dtype}, {kv.dtype} and {cache.dtype}; all three need one dtype"
+    assert q.dtype == kv.dtype and (q.dtype == cache.dtype or row_scale is not None), (
+        f"q, kv and cache are {q.dtype}, {kv.dtype} and {cache.dtype}; all three need one dtype, or the cache row_scale"
     )
     latent_cache.check(tokens)
     latent_cache.check_decode()
@@ -210,6 +219,7 @@ def latent_attention_decode_reference(
     w_uv: np.ndarray,
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
+    row_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute o with NumPy by absorbed queries and a softmax over all positions, token by token, in float32.
 
@@ -221,6 +231,8 @@ def latent_attention_decode_reference(
     heads = (q.shape[1] - len(w_uk)) // rope
     latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
     rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
+    scales = spread_reference(row_scale, rank, width)
+    rows = store_reference(rows, scales, cache.dtype)
     for token in range(tokens):
         row = token // new * cache.shape[1] + int(positions[token, 0])
         row = row if slots is None else int(slots[token, 0])
@@ -235,7 +247,7 @@ def latent_attention_decode_reference(
             if block_tables is None
             else cache[block_tables[token // new]]
         )
-        cached = widened(pages.reshape(-1, width)[: int(positions[token, 0]) + 1])
+        cached = use_reference(pages.reshape(-1, width)[: int(positions[token, 0]) + 1], scales)
         absorbed = np.concatenate([widened(plain[token])[h : h + 1] @ keys[h] for h in range(heads)])
         asking = np.concatenate([widened(absorbed.astype(q.dtype)), widened(turned[token])], axis=1)
         scores = asking @ cached.T

@@ -12,7 +12,8 @@ Dimensions:
 
 Arguments:
     kv            [T, W] @ HBM, float32 or bfloat16: latent and key of the new tokens, neither normalised nor rotated
-    cache         [B, S, W] @ HBM, kv's dtype, or with block_tables [P, block, W]; the new rows are written
+    cache         [B, S, W] @ HBM, kv's dtype, or with block_tables [P, block, W]; the new rows are written. With
+                  row_scale it is int8, fp8 or bfloat16
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, the first at most `prefix`
     norm_weight   [1, L] @ HBM, of the latent; eps: compile-time float
     cos, sin      [S, R/2] @ HBM, float32
@@ -21,6 +22,8 @@ Arguments:
                   Positions behind the cache, of padded tokens, have rows of zeros
     slots         [T, 1] @ HBM, int32, page * block + offset: where the rows of the new tokens are written
     block_tables  [B, N] @ HBM, int32: the pages of each sequence, in the order of positions
+    row_scale     [1, 2] @ HBM, float32: scales of the latent and of the key in a cache of another dtype, see
+                  `cache.scales`
     returns keys  [B, Hq, R + P, M] and values [B, Hq, M, V] @ HBM, kv's dtype, by position, and the cache. M is n
                   without a prefix, else prefix + n
 
@@ -60,6 +63,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
+from nki_kernels.cache.scales import load_row_scales, spread_reference, store_reference, use_reference
 from nki_kernels.latent.expansion import Expansion, expand
 from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
@@ -91,6 +95,7 @@ def latent_keys_values(
     prefix=0,
     slots=None,
     block_tables=None,
+    row_scale=None,
 ):
     """Return keys and values of all heads, computed from latents; write the rows of the new tokens to the cache.
 
@@ -101,25 +106,28 @@ def latent_keys_values(
     expect_dims(2, kv, "kv [T, W]")
     latents = create_latent_cache(cache, slots, block_tables)
     case = Expansion(kv, latents, positions, (cos, sin), (w_uk, w_uv), heads, prefix)
-    check_arguments(case, norm_weight)
+    check_arguments(case, norm_weight, row_scale)
     keys = nl.ndarray((case.sequences, heads, case.depth, case.count), dtype=kv.dtype, buffer=nl.shared_hbm)
     values = nl.ndarray((case.sequences, heads, case.count, case.value), dtype=kv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return keys, values, cache
+    case.scales = load_row_scales(row_scale, cache.dtype)
     case.load_norm(Norm(norm_weight, None, 0.0, eps))
     expand(case, keys, values)
     return keys, values, cache
 
 
-def check_arguments(case, norm_weight):
+def check_arguments(case, norm_weight, row_scale):
     """Raise AssertionError if arguments do not fit each other, or sizes exceed the limits of the module docstring.
 
-    case: `Expansion`, all arguments of the kernel but the norm's.
+    case: `Expansion`, all arguments of the kernel but the norm's and the scales. Without row_scale the cache has
+    kv's dtype.
     """
     w_uk, w_uv = case.w_uk, case.w_uv
     tokens, rows = case.kv.shape[0], case.cache.rows
-    assert case.kv.shape[1] == case.width and case.kv.dtype == rows.dtype, (
-        f"kv is {case.kv.shape} {case.kv.dtype}; the cache has rows of {case.width} {rows.dtype}: give kv both"
+    assert case.kv.shape[1] == case.width and (case.kv.dtype == rows.dtype or row_scale is not None), (
+        f"kv is {case.kv.shape} {case.kv.dtype}; the cache has rows of {case.width} {rows.dtype}: give kv both, or "
+        "the cache row_scale"
     )
     assert tokens % case.sequences == 0, (
         f"{tokens} tokens do not divide into {case.sequences} sequences: give each equally many"
@@ -166,6 +174,7 @@ def latent_keys_values_reference(
     prefix: int = 0,
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
+    row_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute keys and values with NumPy, as float32 products of all rows of a sequence with both projections.
 
@@ -176,6 +185,8 @@ def latent_keys_values_reference(
     new, dtype = tokens // sequences, kv.dtype
     latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
     rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
+    scales = spread_reference(row_scale, rank, width)
+    rows = store_reference(rows, scales, cache.dtype)
     for token in range(tokens):
         row = token // new * cache.shape[1] + int(positions[token, 0])
         row = row if slots is None else int(slots[token, 0])
@@ -186,9 +197,9 @@ def latent_keys_values_reference(
         if prefix:
             pages = cache[sequence : sequence + 1] if block_tables is None else cache[block_tables[sequence]]
             sequence_rows = np.concatenate(
-                [pages.reshape(-1, width), np.zeros((prefix + new, width), dtype)]
+                [pages.reshape(-1, width), np.zeros((prefix + new, width), cache.dtype)]
             )[: prefix + new]
-        wide = widened(sequence_rows)
+        wide = use_reference(sequence_rows, scales)
         plain = (wide[:, :rank] @ widened(w_uk.astype(dtype)).T).reshape(len(sequence_rows), heads, -1)
         turned = np.broadcast_to(wide[:, None, rank:], (len(sequence_rows), heads, width - rank))
         keys.append(np.concatenate([turned, plain], axis=2).transpose(1, 2, 0))

@@ -58,7 +58,7 @@ class ContiguousLatents(nl.NKIObject):
         """Do nothing: addresses are known before the launch."""
 
     def load_item(self, item, piece):
-        """Load a piece of a sequence from HBM into `item.rows` [partition, chunk, W] in SBUF, for a decode step.
+        """Load a piece of a sequence from HBM into `item.stored` [partition, chunk, W] in SBUF, for a decode step.
 
         A chunk is 128 positions.
 
@@ -69,10 +69,10 @@ class ContiguousLatents(nl.NKIObject):
         first, chunks, height = piece
         rows = self.rows[item.sequence, first : first + height * chunks, :].reshape_dim(0, (height, chunks))
         for start, end in ranges(0, chunks, LOADED_TOGETHER):
-            nisa.dma_copy(dst=item.rows[:, start:end, :], src=rows[:, start:end, :])
+            nisa.dma_copy(dst=item.stored[:, start:end, :], src=rows[:, start:end, :])
 
     def load_cached(self, expansion, piece):
-        """Load cached positions before a prompt from HBM into `piece.rows` [partition, chunk, W] in SBUF.
+        """Load cached positions before a prompt from HBM into `piece.stored` [partition, chunk, W] in SBUF.
 
         A chunk is 128 positions.
 
@@ -81,7 +81,7 @@ class ContiguousLatents(nl.NKIObject):
             piece: a `Piece` of `latent.prompt_pieces`.
         """
         source = self.rows[piece.sequence, piece.first : piece.end, :]
-        nisa.dma_copy(dst=piece.rows, src=source.reshape_dim(0, (piece.height, piece.chunks)))
+        nisa.dma_copy(dst=piece.stored, src=source.reshape_dim(0, (piece.height, piece.chunks)))
 
     def compute_new_addresses(self, positions):
         """Return the index of each new token's row in the cache, sequence * S + position: [T, 1] int32 in SBUF.
@@ -163,7 +163,7 @@ class PagedLatents(nl.NKIObject):
             self.runs.append(load_run_numbers(tables, self.block, run, chunks // run, COMPILER))
 
     def load_item(self, item, piece):
-        """Load a piece of a sequence from pages in HBM into `item.rows` [partition, chunk, W] in SBUF.
+        """Load a piece of a sequence from pages in HBM into `item.stored` [partition, chunk, W] in SBUF.
 
         Each DMA brings one run of positions to every partition. Needs `load_addresses` before. A chunk is 128
         positions.
@@ -181,10 +181,10 @@ class PagedLatents(nl.NKIObject):
                 pattern=[[row, PARTITIONS], [self.width, run], [1, self.width]],
                 vector_offset=numbers[:, i, item.sequence : item.sequence + 1],
             )
-            nisa.dma_copy(dst=item.rows[:, i * run : (i + 1) * run, :], src=source)
+            nisa.dma_copy(dst=item.stored[:, i * run : (i + 1) * run, :], src=source)
 
     def load_cached(self, expansion, piece):
-        """Load cached positions before a prompt from pages into `piece.rows` [partition, chunk, W] in SBUF.
+        """Load cached positions before a prompt from pages into `piece.stored` [partition, chunk, W] in SBUF.
 
         Each DMA brings one run of positions to every partition. The addresses of the runs are computed here from the
         block table. A chunk is 128 positions.
@@ -222,7 +222,7 @@ class PagedLatents(nl.NKIObject):
                 pattern=[[row, piece.height], [self.width, run], [1, self.width]],
                 vector_offset=numbers[:, i : i + 1],
             )
-            nisa.dma_copy(dst=piece.rows[:, i * run : (i + 1) * run, :], src=source)
+            nisa.dma_copy(dst=piece.stored[:, i * run : (i + 1) * run, :], src=source)
 
     def find_runs_in_pages(self, repeats):
         """Return p % `repeats` on partition p, [128, 1] int32 in SBUF: which run of its page the partition has.

@@ -1,6 +1,7 @@
 """Scales of caches: a cache of 8 bits holds keys and values divided by the scale of their head, and rounded.
 
-The decode and prompt kernels load scales, round new keys and values, and apply scales through this module.
+The decode and prompt kernels load scales, round new keys and values, and apply scales through this module. A row of
+latent attention has a scale for its latent and one for its rotated key, whose magnitudes have nothing in common.
 
     stored = round(x * (1 / scale)) within the range of the cache's dtype;   used = stored * scale
 
@@ -19,6 +20,48 @@ import numpy as np
 
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, load_repeated
+
+LARGEST_BFLOAT16 = (2.0 - 2.0**-7) * 2.0**127
+LARGEST_STORED = {"int8": 127.0, "float8_e4m3": 240.0, "float8_e5m2": 57344.0, "bfloat16": LARGEST_BFLOAT16}
+"""Largest numbers that caches with scales store, by the name of their dtype."""
+
+
+@dataclass
+class RowScales(nl.NKIObject):
+    """Scales of latent rows stored in `dtype`, and their inverses, of the latent and of the key: [128, 1] in SBUF."""
+
+    dtype: object
+    latent: nl.NkiTensor
+    key: nl.NkiTensor
+    inverse_latent: nl.NkiTensor
+    inverse_key: nl.NkiTensor
+
+    def round_latents(self, tile):
+        """Replace latents in SBUF, in place, by the numbers that the cache stores. A partition has at most one row."""
+        round_to_cache(tile, self.inverse_latent[0 : tile.shape[0], :], self.dtype)
+
+    def round_keys(self, tile):
+        """Replace rotated keys in SBUF, in place, by the numbers that the cache stores."""
+        round_to_cache(tile, self.inverse_key[0 : tile.shape[0], :], self.dtype)
+
+
+def load_row_scales(row_scale, dtype):
+    """Load the scales of latent rows into SBUF and return them, with their inverses, as `RowScales`; None without any.
+
+    Args:
+        row_scale: [1, 2] float32 in HBM, of the latent and of the rotated key, or None.
+        dtype: of the cache.
+
+    Raises:
+        AssertionError: the scales have another shape, or do not go with the dtype.
+    """
+    if row_scale is None:
+        return None
+    find_stored_range(dtype)
+    assert row_scale.shape == (1, 2), f"row_scale is [1, 2], of latent and key, not {row_scale.shape}"
+    scales = load_repeated(row_scale, PARTITIONS)
+    inverses = invert(scales)
+    return RowScales(dtype, scales[:, 0:1], scales[:, 1:2], inverses[:, 0:1], inverses[:, 1:2])
 
 
 @dataclass
@@ -56,7 +99,7 @@ def load_scales(k_scale, v_scale, cache):
 
     Raises:
         AssertionError: only one scale is given, or a scale has another shape. Caches with scales are not both int8 or
-            both float8_e4m3, or int8 caches have none.
+            both of one other dtype, or int8 caches have none.
     """
     dtype = cache.k_cache.dtype
     assert (k_scale is None) == (v_scale is None), "k_scale and v_scale come together: pass both or neither"
@@ -83,11 +126,17 @@ def invert(scales):
 def find_stored_range(dtype):
     """Return the least and the largest number that a cache of `dtype` with scales stores.
 
-    Raises AssertionError for other dtypes than int8 and float8_e4m3.
+    Raises AssertionError for other dtypes than int8, float8_e4m3, float8_e5m2 and bfloat16.
     """
     if dtype == nl.int8:
         return -128.0, 127.0
-    assert dtype == nl.float8_e4m3, f"k_scale and v_scale go with caches of int8 or float8_e4m3, not {dtype}"
+    if dtype == nl.float8_e5m2:
+        return -57344.0, 57344.0
+    if dtype == nl.bfloat16:
+        return -LARGEST_BFLOAT16, LARGEST_BFLOAT16
+    assert dtype == nl.float8_e4m3, (
+        f"scales go with caches of int8, float8_e4m3, float8_e5m2 or bfloat16, not {dtype}"
+    )
     return -240.0, 240.0
 
 
@@ -97,7 +146,7 @@ def round_to_cache(tile, inverse_scales, dtype):
     Args:
         tile: keys or values in the activations' dtype, which it keeps.
         inverse_scales: 1 / scale of each element, shaped like `tile`, or of each partition, [partitions, 1].
-        dtype: of the cache, int8 or float8_e4m3.
+        dtype: of the cache, one of those of `find_stored_range`.
     """
     least, largest = find_stored_range(dtype)
     ratios = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -137,9 +186,14 @@ def store_reference(rows: np.ndarray, scale: np.ndarray | None, dtype: np.dtype)
     """
     if scale is None:
         return rows
-    least, largest = (-128, 127) if dtype == np.int8 else (-240, 240)
-    ratios = np.clip(widened(rows) * (1 / scale), least, largest)
+    largest = LARGEST_STORED[np.dtype(dtype).name]
+    ratios = np.clip(widened(rows) * (1 / scale), -largest - (dtype == np.int8), largest)
     return (np.rint(ratios) if dtype == np.int8 else ratios).astype(dtype)
+
+
+def spread_reference(row_scale: np.ndarray | None, rank: int, width: int) -> np.ndarray | None:
+    """Return the scale of each of `width` elements of a latent row, of which `rank` are the latent; None for None."""
+    return None if row_scale is None else np.repeat(row_scale.reshape(-1), (rank, width - rank))
 
 
 def use_reference(stored: np.ndarray, scale: np.ndarray | None) -> np.ndarray:

@@ -19,15 +19,16 @@ from nki_kernels.decode.softmax import find_largest_of_queries, repeat_on_partit
 from nki_kernels.latent.loads import transpose_chunk
 from nki_kernels.latent.output import place_divided
 from nki_kernels.latent.sizes import list_tile_ranges
-from nki_kernels.tiles import PARTITIONS, filled
+from nki_kernels.tiles import PARTITIONS, filled, identity
 
 
 @dataclass
 class Item(nl.NKIObject):
     """A piece of a sequence by its index, whether it is the sequence's first or last one, and its SBUF tiles.
 
-    rows: [row, chunk, W]. mask_keys: keys and masks [row, chunk, R + new]. latents: transposed latents [latent in
-    tile, chunk, tile, row]. keys: transposed mask_keys [R + new, chunk, row]. Items share these tiles in turn.
+    rows: [row, chunk, W] for products; stored: the same as the cache has them. mask_keys: keys and masks [row, chunk,
+    R + new]. latents: transposed latents [latent in tile, chunk, tile, row]. keys: transposed mask_keys [R + new,
+    chunk, row]. Items share these tiles in turn.
     """
 
     sequence: int
@@ -35,6 +36,7 @@ class Item(nl.NKIObject):
     first: bool
     last: bool
     rows: nl.NkiTensor
+    stored: nl.NkiTensor
     mask_keys: nl.NkiTensor
     latents: nl.NkiTensor
     keys: nl.NkiTensor
@@ -45,11 +47,15 @@ class LatentDecode(nl.NKIObject):
 
     latent_queries [latent in tile, tile, token, head] and turned_queries [R + new, token, head]: see
     `absorb_queries`. token_positions [128, T] and key_positions [128, chunks of all pieces]: float32 in SBUF; piece i
-    has chunks `first_chunks[i]` and those after it. `scale`: what exp multiplies scores by.
+    has chunks `first_chunks[i]` and those after it. `scale`: what exp multiplies scores by. `scales`: of the cache,
+    `RowScales` or None.
     """
 
-    def __init__(self, sizes, scale, latent_queries, turned_queries, token_positions, key_positions):
-        self.sizes, self.scale = sizes, scale
+    def __init__(self, sizes, scale, latent_queries, turned_queries, token_positions, key_positions, scales):
+        self.sizes, self.scale, self.scales = sizes, scale, scales
+        self.identity = None
+        if sizes.operand != sizes.dtype:
+            self.identity = identity(PARTITIONS, sizes.dtype)
         self.latent_queries, self.turned_queries = latent_queries, turned_queries
         self.token_positions, self.key_positions = token_positions, key_positions
         self.first_chunks = [0]
@@ -58,7 +64,10 @@ class LatentDecode(nl.NKIObject):
         self.ones = filled((PARTITIONS, PARTITIONS), 1.0, sizes.dtype)
         # The Scalar engine loads the table of exp while rows arrive.
         nisa.activation(dst=self.ones[0:1, 0:1], op=nl.exp, data=self.ones[0:1, 0:1], scale=0.0)
-        rows = allocate(sizes.buffers, (PARTITIONS, sizes.most, sizes.width), sizes.dtype)
+        rows = allocate(sizes.buffers, (PARTITIONS, sizes.most, sizes.width), sizes.operand)
+        stored = rows
+        if sizes.stored != sizes.operand:
+            stored = allocate(sizes.buffers, (PARTITIONS, sizes.most, sizes.width), sizes.stored)
         mask_keys = allocate(2, (PARTITIONS, sizes.most, sizes.score_rows), sizes.dtype)
         shape = (min(sizes.rank, PARTITIONS), sizes.most, sizes.latent_tiles, PARTITIONS)
         latents = allocate(2, shape, sizes.dtype)
@@ -70,11 +79,21 @@ class LatentDecode(nl.NKIObject):
                 _, chunks, height = sizes.pieces[piece]
                 i = len(self.items)
                 item_rows = rows[i % sizes.buffers][0:height, 0:chunks, :]
+                item_stored = stored[i % sizes.buffers][0:height, 0:chunks, :]
                 item_keys = mask_keys[i % 2][0:height, 0:chunks, :]
                 tiles = latents[i % 2], keys[i % 2]
-                self.items.append(
-                    Item(sequence, piece, piece == 0, piece == last, item_rows, item_keys, tiles[0], tiles[1])
+                item = Item(
+                    sequence,
+                    piece,
+                    piece == 0,
+                    piece == last,
+                    item_rows,
+                    item_stored,
+                    item_keys,
+                    tiles[0],
+                    tiles[1],
                 )
+                self.items.append(item)
 
 
 def allocate(count, shape, dtype):
@@ -103,6 +122,8 @@ def attend(launch, cache, latents):
     scores, products = [], []
     for i in range(min(sizes.ahead, count)):
         cache.load_item(items[i], sizes.pieces[items[i].piece])
+    for chunk in range(sizes.most):
+        convert_chunk(sizes, items[0], chunk)
     for step in range(count + sizes.behind):
         if step + sizes.ahead < count:
             item = items[step + sizes.ahead]
@@ -110,6 +131,8 @@ def attend(launch, cache, latents):
         if 1 <= step <= count:
             scores.append(create_score_tile(items[step - 1], sizes))
         for slot in range(slots):
+            if step + 1 < count:
+                convert_chunk(sizes, items[step + 1], slot)
             if step < count:
                 transpose_chunk(launch, items[step], slot)
             if 1 <= step <= count:
@@ -123,6 +146,22 @@ def attend(launch, cache, latents):
             i = step - sizes.behind
             products.append(multiply(launch, items[i], softmax.weights[i]))
     softmax.add(items[count - 1], products[count - 1], softmax.factors[count - 1])
+
+
+def convert_chunk(sizes, item, chunk):
+    """Convert the rows of one chunk of an item to the dtype of products, on GpSimd, if they are stored in another one.
+
+    Does nothing beyond the last chunk. A chunk is 128 positions; an item is one piece of a sequence.
+
+    Args:
+        sizes: `Sizes` of the launch.
+        item: an `Item` whose rows are loaded.
+        chunk: number of the chunk.
+    """
+    if sizes.stored != sizes.operand and chunk < item.rows.shape[1]:
+        rows = item.stored[:, chunk, :]
+        # The Vector and the Scalar engine empty PSUM meanwhile.
+        nisa.tensor_copy(dst=item.rows[:, chunk, :], src=rows, engine=nisa.engine.gpsimd)
 
 
 def create_score_tile(item, sizes):
@@ -283,7 +322,7 @@ class OnlineSoftmax(nl.NKIObject):
                 factors = factor[0:height, :].expand_dim(1).broadcast(1, end - start)
                 add_to(mixed, product[0:height, start:end, :], factors)
         if item.last:
-            place_divided(self.latents, self.mixed, self.total, item.sequence, sizes)
+            place_divided(self.latents, self.mixed, self.total, item.sequence, sizes, self.launch.scales)
 
 
 def multiply(launch, item, weights):

@@ -41,7 +41,7 @@ class Expansion(nl.NKIObject):
     `new`: new tokens of a sequence. `rank`, `rope`, `plain`, `value`: L, R, P and V, sizes of a latent, of a key's
     rotated and plain elements, and of a value. `groups`: ranges (first head, end) whose projections are in SBUF
     together. `balance`: work of the Vector and Scalar engines so far. norm_row, eps_column: the norm's weight and eps
-    on partitions, None before `load_norm`.
+    on partitions, None before `load_norm`. `scales`: `RowScales` of the cache, or None.
     """
 
     def __init__(self, kv, cache, positions, tables, projections, heads, prefix):
@@ -49,6 +49,7 @@ class Expansion(nl.NKIObject):
         self.w_uk, self.w_uv = projections
         self.heads, self.prefix = heads, prefix
         self.norm_row, self.eps_column = None, None
+        self.scales = None
         self.balance = EngineBalance()
         self.sequences, self.width = cache.sequences, cache.width
         self.dtype = kv.dtype
@@ -71,6 +72,10 @@ class Expansion(nl.NKIObject):
         rows = min(self.new, PARTITIONS)
         self.eps_column = filled((rows, 1), norm.eps)
         self.norm_row = broadcast_row(norm.weight, rows, self.dtype, 0.0)
+
+    def view_latent_scale(self, bank):
+        """Return the scale of latents on the partitions of `bank`, [partitions, 1] in SBUF; None without scales."""
+        return None if self.scales is None else self.scales.latent[0 : bank.shape[0], :]
 
 
 class Product(nl.NKIObject):
@@ -122,7 +127,7 @@ class Product(nl.NKIObject):
                         moving=piece.latents[0:height, tile, :, :],
                         accumulate=tile > 0,
                     )
-            expansion.balance.copy(self.plain[:, head - first, :], bank)
+            expansion.balance.copy(self.plain[:, head - first, :], bank, expansion.view_latent_scale(bank))
             if head + 1 == last:
                 nisa.dma_copy(dst=self.keys[expansion.rope : expansion.depth, first:last, :], src=self.plain)
 
@@ -150,7 +155,8 @@ class Product(nl.NKIObject):
                         moving=weights[0:tile_height, tile, first * expansion.value : last * expansion.value],
                         accumulate=tile > 0,
                     )
-            expansion.balance.copy(self.value_rows[:, first:last, chunk, :], bank)
+            rows = self.value_rows[:, first:last, chunk, :]
+            expansion.balance.copy(rows, bank, expansion.view_latent_scale(bank))
             if chunk + 1 == chunks:
                 nisa.dma_copy(dst=self.values[:, first:last], src=self.value_rows[:, first:last])
 

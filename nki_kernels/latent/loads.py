@@ -79,13 +79,31 @@ def transpose_chunk(launch, item, chunk):
     if chunk == max(first, last - KEYS_AHEAD):
         set_mask_keys(launch, item, first, last)
     for start, end, tile_height in list_tile_ranges(sizes.rank):
-        bank = nl.ndarray((tile_height, end - start, height), dtype=sizes.dtype, buffer=nl.psum)
+        dtype = sizes.dtype if launch.identity is None else nl.float32
+        bank = nl.ndarray((tile_height, end - start, height), dtype=dtype, buffer=nl.psum)
         for tile in range(start, end):
             column = tile * PARTITIONS
-            nisa.nc_transpose(dst=bank[:, tile - start, :], data=rows[:, column : column + tile_height])
+            transpose_rows(launch, bank[:, tile - start, :], rows[:, column : column + tile_height])
         copy_out(item.latents[0:tile_height, chunk, start:end, 0:height], bank, by_vector)
     if chunk + 1 == last:
         transpose_mask_keys(sizes, item, first, last)
+
+
+def transpose_rows(launch, target, rows):
+    """Transpose up to 128 elements of up to 128 rows in SBUF to `target` in PSUM.
+
+    Rows of fp8 are multiplied by the identity, exactly, because a transpose keeps the dtype; `target` is then float32.
+
+    Args:
+        launch: `LatentDecode`.
+    """
+    if launch.identity is None:
+        nisa.nc_transpose(dst=target, data=rows)
+    else:
+        height = rows.shape[0]
+        nisa.nc_matmul(
+            dst=target, stationary=rows, moving=launch.identity[0:height, 0:height], accumulate=False
+        )
 
 
 def transpose_mask_keys(sizes, item, first, last):

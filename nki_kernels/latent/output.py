@@ -22,7 +22,7 @@ def create_output_tile(sizes):
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
-def place_divided(result, mixed, total, sequence, sizes):
+def place_divided(result, mixed, total, sequence, sizes, scales):
     """Write a sequence's weighted latents, divided by its sums of weights, to its tokens in `result`.
 
     Args:
@@ -30,9 +30,12 @@ def place_divided(result, mixed, total, sequence, sizes):
         mixed: weighted latents [latent in tile, tile, query] float32 in SBUF.
         total: sums of weights [128, query] float32 in SBUF, the same on every partition.
         sequence: number of the sequence.
+        scales: `RowScales` of the cache, whose scale of latents multiplies the result, or None.
     """
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
+    if scales is not None:
+        nisa.tensor_scalar(dst=inverse, data=inverse, op0=nl.multiply, operand0=scales.latent)
     first = sequence * sizes.new
     for start, end, height in list_tile_ranges(sizes.rank):
         rows = mixed[0:height, start:end, :]

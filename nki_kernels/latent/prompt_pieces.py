@@ -14,7 +14,7 @@ from nki_kernels.cache.latent import load_by_partition
 from nki_kernels.latent.sizes import divide_into_pieces, list_tile_ranges
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.norms.row_tiles import sum_rows
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, cast
 
 CHUNKS = 4
 """Chunks of 128 positions in a piece: keys of a piece fill a PSUM bank."""
@@ -37,16 +37,27 @@ class EngineBalance(nl.NKIObject):
         """Add `elements`, a number of elements per partition, to the work of the Scalar engine."""
         self.by_scalar += elements
 
-    def copy(self, target, bank):
-        """Copy `bank` in PSUM to `target` in SBUF on the engine with less work so far, and count it."""
+    def copy(self, target, bank, scale=None):
+        """Copy a tile in PSUM or SBUF to `target` in SBUF on the engine with less work so far, and count it.
+
+        Args:
+            target: SBUF tile.
+            bank: the tile that is copied.
+            scale: [partitions, 1] float32 in SBUF, which multiplies each element, or None.
+        """
         elements = 1
         for size in target.shape[1:]:
             elements = elements * size
         if self.by_vector * VECTOR_COST <= self.by_scalar * SCALAR_COST:
-            nisa.tensor_copy(dst=target, src=bank, engine=nisa.engine.vector)
+            if scale is None:
+                nisa.tensor_copy(dst=target, src=bank, engine=nisa.engine.vector)
+            else:
+                nisa.tensor_scalar(
+                    dst=target, data=bank, op0=nl.multiply, operand0=scale, engine=nisa.engine.vector
+                )
             self.count_vector(elements)
         else:
-            nisa.activation(dst=target, op=nl.copy, data=bank)
+            nisa.activation(dst=target, op=nl.copy, data=bank, scale=1.0 if scale is None else scale)
             self.count_scalar(elements)
 
 
@@ -54,6 +65,7 @@ class Piece(nl.NKIObject):
     """Positions `first` … `end` - 1 of a sequence, with SBUF tiles; a new piece comes from kv, others from the cache.
 
     rows, cache_rows: [partition, chunk, W], as loaded and as the cache has them; None beyond the end of the cache.
+    stored: of cached rows, in the dtype of the cache.
     angles: of new rows, cosines and sines [partition, chunk, R/2]. squares, scale: of new rows, sums of squares and 1
     / rms, [partition, chunk] float32.
 
@@ -67,10 +79,13 @@ class Piece(nl.NKIObject):
         self.new = new
         self.angles = []
         shape = (height, chunks, expansion.width)
-        self.rows, self.cache_rows, self.squares, self.scale = None, None, None, None
+        self.rows, self.cache_rows, self.squares, self.scale, self.stored = None, None, None, None, None
         if new or first < expansion.cache.capacity:
             self.rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
             self.cache_rows = self.rows
+            self.stored = self.rows
+            if not new and expansion.cache.rows.dtype != expansion.dtype:
+                self.stored = nl.ndarray(shape, dtype=expansion.cache.rows.dtype, buffer=nl.sbuf)
         if new:
             self.cache_rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
             self.squares = nl.ndarray((height, chunks), dtype=nl.float32, buffer=nl.sbuf)
@@ -166,6 +181,9 @@ def normalise(expansion, piece, chunk):
         operand1=expansion.norm_row[0 : piece.height, :],
     )
     expansion.balance.count_vector(rank)
+    if expansion.scales is not None:
+        expansion.scales.round_latents(piece.cache_rows[:, chunk, 0:rank])
+        expansion.balance.count_vector(3 * rank)
     if chunk + 1 == piece.chunks:
         rotate_keys(
             piece.cache_rows[:, :, rank : expansion.width],
@@ -173,6 +191,9 @@ def normalise(expansion, piece, chunk):
             piece.angles,
         )
         expansion.balance.count_vector(3 * piece.chunks * expansion.rope)
+        if expansion.scales is not None:
+            expansion.scales.round_keys(piece.cache_rows[:, :, rank : expansion.width])
+            expansion.balance.count_vector(3 * piece.chunks * expansion.rope)
         write(expansion, piece)
 
 
@@ -215,12 +236,13 @@ def write(expansion, piece):
         expansion, piece, (first, first + piece.end - piece.first), run
     )
     flat = rows.reshape((rows.shape[0] * rows.shape[1], expansion.width))
+    written = cast(piece.cache_rows, rows.dtype)
     for chunk in range(0, piece.chunks, run):
         target = flat.ap(
             pattern=[[expansion.width, piece.height], [expansion.width, run], [1, expansion.width]],
             vector_offset=numbers[:, chunk : chunk + 1],
         )
-        nisa.dma_copy(dst=target, src=piece.cache_rows[:, chunk : chunk + run, :])
+        nisa.dma_copy(dst=target, src=written[:, chunk : chunk + run, :])
 
 
 def transpose(expansion, piece, chunk):
@@ -237,6 +259,8 @@ def transpose(expansion, piece, chunk):
             nisa.memset(dst=piece.turned, value=0.0)
         return
     rows = piece.cache_rows[:, chunk, :]
+    if not piece.new and piece.stored.dtype != rows.dtype:
+        expansion.balance.copy(rows, piece.stored[:, chunk, :])
     for start, end, tile_height in list_tile_ranges(expansion.rank):
         bank = nl.ndarray((tile_height, end - start, height), dtype=expansion.dtype, buffer=nl.psum)
         for tile in range(start, end):
@@ -246,4 +270,5 @@ def transpose(expansion, piece, chunk):
     # The keys of all chunks share a PSUM tile, so that one copy evicts them.
     nisa.nc_transpose(dst=piece.bank[:, chunk, :], data=rows[:, expansion.rank : expansion.width])
     if chunk + 1 == chunks:
-        expansion.balance.copy(piece.turned, piece.bank.permute((0, 2, 1)))
+        scale = None if expansion.scales is None else expansion.scales.key[0 : expansion.rope, :]
+        expansion.balance.copy(piece.turned, piece.bank.permute((0, 2, 1)), scale)

@@ -45,7 +45,7 @@ def load_group(q, w_uk, group, sizes):
     return tile, weights
 
 
-def absorb_queries(q, w_uk, loaded, sizes):
+def absorb_queries(q, w_uk, loaded, sizes, scales):
     """Return the queries as score products take them, two SBUF tiles.
 
     Returns:
@@ -56,6 +56,7 @@ def absorb_queries(q, w_uk, loaded, sizes):
         q: [T, Hq * (R + P)] in HBM.
         w_uk: [Hq * P, L] in HBM.
         loaded: the first group of heads, as `load_group` returned it; the others are loaded here.
+        scales: `RowScales` of the cache, by which queries are multiplied, or None.
     """
     tokens, heads = sizes.tokens, sizes.heads
     height = min(sizes.rank, PARTITIONS)
@@ -64,9 +65,9 @@ def absorb_queries(q, w_uk, loaded, sizes):
     selectors = mark_tokens(sizes)
     for first, last in divide_heads(sizes):
         tile, weights = loaded if first == 0 else load_group(q, w_uk, (first, last), sizes)
-        transpose_turned(turned[:, :, first:last], tile, selectors, sizes)
+        transpose_turned(turned[:, :, first:last], tile, selectors, sizes, scales)
         plain = transpose_plain(tile, sizes)
-        absorb(latent[:, :, :, first:last], plain, cast(weights, sizes.dtype), sizes)
+        absorb(latent[:, :, :, first:last], plain, cast(weights, sizes.dtype), sizes, scales)
     return latent, turned
 
 
@@ -89,18 +90,23 @@ def mark_tokens(sizes):
     return result
 
 
-def transpose_turned(result, tile, selectors, sizes):
+def transpose_turned(result, tile, selectors, sizes, scales):
     """Write the rotated elements of some heads' queries, and the selectors of their masks, to `result` in SBUF.
 
     Args:
         result: [R + new, token, head].
         tile: queries [T, head, R + P] in SBUF.
         selectors: [T, new], see `mark_tokens`.
+        scales: `RowScales` of the cache, or None.
     """
     tokens, heads, _ = tile.shape
     height = sizes.rope + sizes.new
     rows = nl.ndarray((tokens, heads, height), dtype=tile.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=rows[:, :, 0 : sizes.rope], src=tile[:, :, 0 : sizes.rope])
+    copy_scaled(
+        rows[:, :, 0 : sizes.rope],
+        tile[:, :, 0 : sizes.rope],
+        None if scales is None else scales.key[0:tokens, :],
+    )
     # GpSimd copies the selectors, so that they take no time of the Vector engine.
     nisa.tensor_copy(
         dst=rows[:, :, sizes.rope : height],
@@ -111,6 +117,14 @@ def transpose_turned(result, tile, selectors, sizes):
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head, :])
     nisa.tensor_copy(dst=result, src=bank.permute((0, 2, 1)))
+
+
+def copy_scaled(target, source, scale):
+    """Copy a tile to `target` in SBUF, multiplied by `scale`, [partitions, 1] in SBUF, unless it is None."""
+    if scale is None:
+        nisa.tensor_copy(dst=target, src=source)
+    else:
+        nisa.tensor_scalar(dst=target, data=source, op0=nl.multiply, operand0=scale)
 
 
 def transpose_plain(tile, sizes):
@@ -129,13 +143,14 @@ def transpose_plain(tile, sizes):
     return result
 
 
-def absorb(result, plain, weights, sizes):
+def absorb(result, plain, weights, sizes, scales):
     """Write elements of queries that are not rotated, times the key projection, to `result` in SBUF.
 
     Args:
         result: [latent in tile, tile, token, head].
         plain: [P, head, token] in SBUF.
         weights: key projection [P, head, L] in SBUF.
+        scales: `RowScales` of the cache, or None.
     """
     heads, tokens = plain.shape[1], plain.shape[2]
     bank = nl.ndarray((result.shape[0], sizes.latent_tiles, heads, tokens), dtype=nl.float32, buffer=nl.psum)
@@ -150,6 +165,8 @@ def absorb(result, plain, weights, sizes):
                     moving=plain[:, head, :],
                     accumulate=False,
                 )
-        nisa.tensor_copy(
-            dst=result[0:height, start:end, :, :], src=bank[0:height, start:end, :, :].permute((0, 1, 3, 2))
+        copy_scaled(
+            result[0:height, start:end, :, :],
+            bank[0:height, start:end, :, :].permute((0, 1, 3, 2)),
+            None if scales is None else scales.latent[0:height, :],
         )

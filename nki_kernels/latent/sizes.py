@@ -26,12 +26,15 @@ class Sizes(nl.NKIObject):
 
     `rank`, `rope`, `plain`, `value`: L, R, P and V. `new`: new tokens of a sequence; `queries`: new * heads.
     `score_rows`: elements that are scored beside the latent, R and a mask for each new token. `stride`: queries
-    padded to a power of two. `pieces`: see `divide_into_pieces`; `most`: chunks of the longest. `ahead`, `behind`:
-    steps by which loads precede the transposes of an item, and products follow them.
+    padded to a power of two. `stored`: dtype of the cache; `operand`: in which products take its rows. `pieces`: see
+    `divide_into_pieces`; `most`: chunks of the longest. `ahead`, `behind`: steps by which loads precede the transposes
+    of an item, and products follow them.
     """
 
     def __init__(self, q, cache, w_uk, w_uv):
         self.tokens, self.dtype = q.shape[0], q.dtype
+        self.stored = cache.rows.dtype
+        self.operand = choose_row_dtype(self.stored, self.dtype)
         self.sequences, self.capacity = cache.sequences, cache.capacity
         self.rank, self.width = w_uk.shape[1], cache.width
         self.rope = self.width - self.rank
@@ -58,6 +61,16 @@ class Sizes(nl.NKIObject):
         self.behind = 2 if self.most >= FEW_CHUNKS else 3
         self.ahead = LOADED_AHEAD
         self.buffers = self.ahead + self.behind + 1
+
+
+def choose_row_dtype(stored, dtype):
+    """Return the dtype in which products take rows of a cache of dtype `stored` beside activations of `dtype`.
+
+    The Tensor engine pairs fp8 with bfloat16; other rows are converted to the activations' dtype.
+    """
+    if dtype != nl.float32 and (stored == nl.float8_e4m3 or stored == nl.float8_e5m2):
+        return stored
+    return dtype
 
 
 def divide_into_pieces(capacity, most):

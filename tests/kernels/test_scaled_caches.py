@@ -1,4 +1,4 @@
-"""Caches of int8 and float8_e4m3 with scales of their heads: what they hold, and attention with them."""
+"""Caches of int8, float8_e4m3 and float8_e5m2 with scales of their heads: what they hold, and attention with them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.kernels.test_attention_mixed import mixed
 from tests.kernels.test_attention_prefill import arguments, continued
 from tests.kernels.test_decoder_layer_decode import layer
 
-FP8 = ml_dtypes.float8_e4m3
-LARGEST = {np.int8: 127, FP8: 240}
+FP8, E5M2 = ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2
+LARGEST = {np.int8: 127, FP8: 240, E5M2: 57344}
 PROJECTED = kernels.attention_block_decode_reference, kernels.decoder_layer_decode_reference
 SINKS = normal(12, 1, 4) * 3
 
@@ -54,7 +54,7 @@ def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs:
 
     def first(*operands: Any) -> tuple[np.ndarray, ...]:
         stored = [
-            array.astype(dtype) if dtype in (np.int8, FP8) else array
+            array.astype(dtype) if dtype in (np.int8, FP8, E5M2) else array
             for array, dtype in zip(operands, dtypes)
         ]
         return as_tuple(reference(*stored))[:1]
@@ -78,6 +78,7 @@ class TestDecode(KernelTests):
             dict(dtype=BF16) | BOTH[0],
             dict(kv_heads=1, new=3, half=4) | scaled(np.int8, 1),
             dict(new=2) | BOTH[0] | READ_ONLY,
+            dict(half=8) | scaled(E5M2),
             dict(depth=130, new=2, window=5, softcap=2.0, sinks=SINKS) | BOTH[1],
             dict(firsts=(2100, 5), heads=24, positions=2304, new=3) | BOTH[0],
         ],
@@ -93,7 +94,7 @@ class TestDecode(KernelTests):
             refuse("k_scale is [1, 2], not (1, 1)", BOTH[0], k_scale=np.ones((1, 1), F32)),
             refuse("v_scale is [1, 2], not (2,)", BOTH[0], v_scale=np.ones(2, F32)),
             refuse(
-                "k_scale and v_scale go with caches of int8 or float8_e4m3, not float32",
+                "scales go with caches of int8, float8_e4m3, float8_e5m2 or bfloat16, not float32",
                 k_scale=np.ones((1, 2), F32),
                 v_scale=np.ones((1, 2), F32),
             ),
@@ -123,6 +124,7 @@ class TestPrefill(KernelTests):
             dict(tokens=150, depth=192, sequences=3, window=20, softcap=2.0) | BOTH[0],
             dict(causal=False) | BOTH[0],
             dict(tokens=150) | BOTH[1] | READ_ONLY,
+            dict(tokens=150) | scaled(E5M2),
         ],
         every_chip=[dict(tokens=1300, heads=1, kv_heads=1, dtype=BF16) | scaled(np.int8, 1)],
         tolerance=within,
