@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model.formats import Container
+from model.formats import FP8_CACHES, CacheScheme, Container
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Config:
     quant_method   name of the quantisation, also where no format of this package reads it
     is_quantised_on_load
                    whether the checkpoint's weights are plain and quantised to `weight_format` when they are loaded
+    cache_scheme   element type for which the checkpoint has scales of caches, if it has any
     model_type     as in config.json
     architecture   class name in config.json; empty where only plans are made
     refusals       error messages, one for each field that describes a computation that no layer has
@@ -61,6 +62,7 @@ class Config:
     weight_format: Container | None = None
     quant_method: str | None = None
     is_quantised_on_load: bool = False
+    cache_scheme: CacheScheme = FP8_CACHES
     model_type: str = ""
     architecture: str = ""
     refusals: tuple[str, ...] = ()

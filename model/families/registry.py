@@ -16,7 +16,7 @@ from model.config import Config, Fields
 from model.families import dense
 from model.families.names import LLAMA
 from model.families.tasks import SPEECH, TEXT, Task
-from model.formats import read_format, read_method
+from model.formats import read_cache_scheme, read_format, read_method
 from model.network import Network
 
 
@@ -102,6 +102,7 @@ def read(model_type: str, fields: Fields) -> Config:
         config,
         weight_format=read_format(fields, row.formats) or config.weight_format,
         quant_method=read_method(fields) or config.quant_method,
+        cache_scheme=read_cache_scheme(fields),
         model_type=model_type,
         architecture=row.architecture,
         refusals=tuple(fields.refusals),

@@ -6,6 +6,7 @@ compute its numbers in float32 or bfloat16.
 
 from __future__ import annotations
 
+from model.formats.cache_scheme import FP8_CACHES, CacheScheme
 from model.formats.compressed import Compressed
 from model.formats.format import ConfigFields, Container, Format, QuantisedWeight, TensorSpec, Weight
 from model.formats.mx import Mx, Mx8
@@ -15,7 +16,9 @@ from nkw.errors import shown
 
 __all__ = [
     "FORMATS",
+    "FP8_CACHES",
     "SCHEMES",
+    "CacheScheme",
     "Compressed",
     "Container",
     "Format",
@@ -26,6 +29,7 @@ __all__ = [
     "Scaled",
     "TensorSpec",
     "Weight",
+    "read_cache_scheme",
     "read_format",
     "read_method",
 ]
@@ -71,6 +75,15 @@ def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> C
         fields.unsupported(_FIELD, f"weights quantised by {named}; {', '.join(known)} are widened, no others")
         return None
     return FORMATS[method].from_config(quantization_config)
+
+
+def read_cache_scheme(fields: ConfigFields) -> CacheScheme:
+    """Return the scheme of quantised caches of a config.json; that of float8_e4m3fn if it names none.
+
+    Raises:
+        ModelError: A field has a wrong type.
+    """
+    return CacheScheme.from_config(fields.table(_FIELD)) if _FIELD in fields else FP8_CACHES
 
 
 def read_method(fields: ConfigFields) -> str | None:

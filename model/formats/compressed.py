@@ -63,6 +63,8 @@ class Compressed(Groups):
         targets = [target for group in groups for target in group.targets]
         invalid = find_invalid_pattern((*targets, *ignore))
         contradiction = None if invalid else find_contradiction(groups, ignore)
+        if not with_weights and fields.get("kv_cache_scheme", None) is not None:
+            return None  # the checkpoint has plain weights and scales of caches
         if not with_weights:
             fields.unsupported("config_groups", "no group has weights; a quantised model has one at least")
         elif invalid is not None:

@@ -15,6 +15,7 @@ from model.config import rope
 from model.config.mixers import Positions
 from model.config.rope import RopeParameters
 from model.formats import Weight
+from model.layers.cache_formats import PLAIN_CACHING, CacheRounding
 from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
@@ -45,6 +46,7 @@ class Arithmetic:
             each use makes its own.
         ranks: Tensor-parallel ranks whose partial sums are rounded before they are added.
         exact: Names of weights that stay float32 with bfloat16 activations.
+        caching: Format and scales of the caches.
     """
 
     def __init__(
@@ -54,13 +56,14 @@ class Arithmetic:
         widened_bytes: int,
         ranks: int = 1,
         exact: Collection[str] = (),
+        caching: CacheRounding = PLAIN_CACHING,
     ) -> None:
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
             self._weights = {name: widen(self._cast_for_device(name)) for name in weights}
             self._exact = frozenset(weights)  # rounded already
-        self._ranks = ranks
+        self._ranks, self.caching = ranks, caching
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def _cast_for_device(self, name: str) -> Weight:

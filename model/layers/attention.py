@@ -24,6 +24,7 @@ import numpy as np
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
 from model.layers.cache import Cache, create_cache
+from model.layers.cache_formats import AUTO
 from model.layers.launch import (
     PARTITIONS,
     Argument,
@@ -38,6 +39,7 @@ from model.layers.launch import (
     split_into_launches,
 )
 from model.layers.layer import Constant, States
+from model.layers.projection import Projection
 from model.layers.shard import by_query_heads
 from model.layers.softmax import attend
 from model.layers.weight import Tensor, Weight, create_argument
@@ -81,14 +83,23 @@ class Attention(AttentionHeads):
     def _cache(self, step: StepShape) -> Cache:
         """Return the cache that the layer reads: of its `owner`, of the layer itself, or of the whole encoder.
 
-        Layers without a causal mask belong to an encoder; they share one cache, because no later step reads it.
+        Layers without a causal mask belong to an encoder; they share one cache, because no later step reads it. Its
+        numbers have the dtype of the activations.
         """
         name = self.owner or (self.name if self.heads.causal else ENCODED)
+        step = step if self.heads.causal else replace(step, cache_dtype=AUTO)
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the functions that compute a rank's rotary tables and scales of the cache, by array name."""
         return {**super().constants(step), **self._cache(step).constants}
+
+    @property
+    def cached_projections(self) -> Mapping[str, Projection]:
+        """Projections to keys and to values, by the names of the cache arrays; empty for layers that cache nothing."""
+        if self.owner is not None or not self.heads.causal:
+            return {}
+        return dict(zip((f"{self.name}.keys", f"{self.name}.values"), self.projections.inputs[1:3]))
 
     @property
     def _is_block(self) -> bool:
@@ -319,23 +330,26 @@ class Attention(AttentionHeads):
         """
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         query, *new = self._project_heads(normed, span, numpy)
-        keys, values = self._append_to_cache(new, states)
+        keys, values = self._append_to_cache(new, states, numpy)
         mixed = attend(query, keys, values, self.heads, span, numpy, self.sinks)
         y = self._project_mixed(mixed, normed, numpy)
         if self.after is not None:
             y = self.after.reference(numpy.round(y), numpy)
         return numpy.round(x + y)
 
-    def _append_to_cache(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
+    def _append_to_cache(
+        self, new: Sequence[np.ndarray], states: States, numpy: Arithmetic
+    ) -> Sequence[np.ndarray]:
         """Append keys and values `new` to `states` and return all keys and values, [heads, positions, head_dim] each.
 
-        `new` is empty for a layer with an `owner`, which reads the owner's states. Without a causal mask, in an
-        encoder, `new` is returned and `states` stays unchanged.
+        They are as the cache format stores them. `new` is empty for a layer with an `owner`, which reads the owner's
+        states. Without a causal mask, in an encoder, `new` is returned and `states` stays unchanged.
         """
         if not self.heads.causal:
             return new
         names = [f"{self.owner or self.name}.{name}" for name in ("keys", "values")]
-        for name, array in zip(names, new):
+        for name, heads in zip(names, new):
+            array = numpy.caching.store_heads(name, heads)
             states[name] = np.concatenate([states[name], array], axis=1) if name in states else array
         return [states[name] for name in names]
 

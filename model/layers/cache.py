@@ -5,72 +5,58 @@ Runners allocate the arrays, and plans count them.
 
 Keys and values have one of three layouts. Without pages and slots, row i of an array belongs to sequence i. With pages,
 block tables list the pages of a sequence. The keys and values of an encoder are in slots, one for each sequence.
-`CacheFormat` defines dtype and scales.
+`model.layers.cache_formats` has their dtypes and scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from model.config.heads import HeadLayout
-from model.errors import ModelError
+from model.layers.cache_formats import CACHE_FORMATS, CacheFormat, CacheScales
 from model.layers.launch import FLOAT32, INT32, Argument, Launch, LeastWork, StepShape, Value
 from model.layers.paged import STATES, CacheGroup, Slots, name_in_group
 from model.layers.shard import Shard
-
-AUTO = "auto"
-"""Name of the default cache format."""
-
-Scale = Callable[[str, int], np.ndarray]
-"""Function of an array's name and the model's number of key/value heads that returns the scales [heads]."""
-
-
-@dataclass(frozen=True)
-class CacheFormat:
-    """Number format of the keys and values in a cache.
-
-    dtype  dtype of the stored numbers; None for the dtype of the activations
-    scale  scales of heads, by which stored numbers are multiplied when they are read; kernels divide by the scale and
-           round when they write (`nki_kernels.cache.scales` lists the dtypes). None for no scales
-    """
-
-    dtype: np.dtype | None = None
-    scale: Scale | None = None
-
-
-CACHE_FORMATS = {
-    AUTO: CacheFormat(),
-}
-"""Cache formats by the names of vLLM's `kv_cache_dtype`."""
-
-
-def check_cache_dtype(name: str) -> None:
-    """Check that `name`, the option kv_cache_dtype, names a cache format; return nothing.
-
-    Raises:
-        ModelError: CACHE_FORMATS lacks the name.
-    """
-    if name not in CACHE_FORMATS:
-        raise ModelError(f"kv_cache_dtype is {name!r:.40}; it is one of {', '.join(CACHE_FORMATS)}")
 
 
 @dataclass(frozen=True)
 class HeadScales:
     """Scales of an array of keys or values on a rank: [1, a rank's key/value heads], float32."""
 
-    scale: Scale
+    scales: CacheScales
     array: str
     heads: HeadLayout
+
+    @property
+    def count(self) -> int:
+        """Number of scales on a rank."""
+        return self.heads.kv_heads_of_rank
 
     def __call__(self, shard: Shard) -> np.ndarray:
         """Return the scales of a rank's key/value heads, [1, heads of the rank] float32; a padding head has scale 1."""
         scales = np.ones((1, self.heads.kv_heads_of_rank), FLOAT32)
         heads = self.heads.keys(shard.rank)
-        scales[0, : len(heads)] = self.scale(self.array, self.heads.kv_heads)[heads.start : heads.stop]
+        scales[0, : len(heads)] = self.scales.find(self.array, self.heads.kv_heads)[heads.start : heads.stop]
         return scales
+
+
+@dataclass(frozen=True)
+class LatentScales:
+    """Scales of the rows of latent attention, the same on every rank: of the latent and of the rotated key.
+
+    A norm determines the magnitudes of latents, and nothing those of keys. So one scale for both would waste bits.
+    """
+
+    scales: CacheScales
+    array: str
+    count: int = 2
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """Return the two scales, [1, 2] float32."""
+        return self.scales.find(self.array, self.count)[None]
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class Cache:
     group: CacheGroup = None
     parameters: tuple[str, ...] = ()
     is_copied: bool = True
-    scales: tuple[tuple[str, HeadScales], ...] = ()
+    scales: tuple[tuple[str, HeadScales | LatentScales], ...] = ()
 
     @property
     def page_bytes(self) -> int:
@@ -103,7 +89,7 @@ class Cache:
         return tuple(array.name for array in self.arrays)
 
     @property
-    def constants(self) -> Mapping[str, HeadScales]:
+    def constants(self) -> Mapping[str, HeadScales | LatentScales]:
         """Functions that compute a rank's scales, by the names of the scale arrays; empty without scales.
 
         They are constants of the layer, neither weights nor states.
@@ -121,13 +107,12 @@ class Cache:
 
         With pages, `slots` [tokens, 1] is the slot mapping of new tokens, and `block_tables` [sequences, blocks] lists
         the pages to read. If sequences decode together with prompts, `prompt_tables` lists the pages of the prompts.
-        With slots, `cache_rows` [sequences, 1] are the rows of the sequences. Scales are [1, heads of the rank].
+        With slots, `cache_rows` [sequences, 1] are the rows of the sequences. Scales are [1, scales of the rank].
         """
         step = self.step
         arrays: dict[str, Argument] = dict(zip(self.parameters, self.arrays))
         for parameter, scales in self.scales:
-            shape = (1, scales.heads.kv_heads_of_rank)
-            arrays[parameter] = Value(f"{scales.array}.scale", shape, FLOAT32)
+            arrays[parameter] = Value(f"{scales.array}.scale", (1, scales.count), FLOAT32)
         if isinstance(self.group, Slots):
             return arrays | {"cache_rows": Value("state_slots", (step.sequences, 1), INT32)}
         if not step.block_size:
@@ -186,48 +171,46 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
         cache = _create_contiguous(
             name, (step.sequences, heads.kv_heads_of_rank, dim, step.cache_length), step, window
         )
-    format = CACHE_FORMATS[step.cache_dtype]
-    arrays = tuple(replace(array, dtype=format.dtype or step.activations) for array in cache.arrays)
-    if format.scale is None:
-        return replace(cache, arrays=arrays)
-    keys, values = (HeadScales(format.scale, array.name, heads) for array in arrays)
-    return replace(cache, arrays=arrays, scales=(("k_scale", keys), ("v_scale", values)))
+    return _apply_format(cache, heads, step)
 
 
-def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: StepShape) -> Cache:
+def create_encoder_cache(name: str, heads: HeadLayout, dim: int, positions: int, step: StepShape) -> Cache:
     """Create the cache of keys and values of all encoder positions, in slots if the step has slots.
 
-    Keys are [rows, heads, dim, positions] and values [rows, heads, positions, dim] in the dtype of the activations. A
-    row is a slot or, without slots, a sequence; `heads` counts the key/value heads of a rank. A slot is filled together
+    Keys are [rows, heads, dim, positions] and values [rows, heads, positions, dim] in the step's cache format. A row is
+    a slot or, without slots, a sequence; `heads` divides the key/value heads over the ranks. A slot is filled together
     with its prompt and never written again, so slots are not copied.
-
-    Raises:
-        ModelError: The cache format is not the default one.
     """
-    _check_plain(step, "keys and values of an encoder")
     rows, group = (step.slots, STATES) if step.slots else (step.sequences, None)
-    return replace(_create_contiguous(name, (rows, heads, dim, positions), step, group), is_copied=False)
+    cache = _create_contiguous(name, (rows, heads.kv_heads_of_rank, dim, positions), step, group)
+    return _apply_format(replace(cache, is_copied=False), heads, step)
 
 
 def create_latent_cache(name: str, width: int, step: StepShape) -> Cache:
-    """Create the cache of latent attention: one array `<name>.rows` in the dtype of the activations.
+    """Create the cache of latent attention: one array `<name>.rows` in the step's cache format.
 
     It is [pages, block, width], or [sequences, length, width] without pages; every rank has all of it.
-
-    Raises:
-        ModelError: The cache format is not the default one.
     """
-    _check_plain(step, "rows of latent attention")
     lengths = (step.pages, step.block_size) if step.block_size else (step.sequences, step.cache_length)
-    return Cache((Value(f"{name}.rows", (*lengths, width), step.activations),), step, None, ("cache",))
+    format = CACHE_FORMATS[step.cache_dtype]
+    rows = Value(f"{name}.rows", (*lengths, width), format.choose_dtype(step.activations))
+    scales = (
+        (("row_scale", LatentScales(step.cache_scales, rows.name)),)
+        if format.is_rounded(step.activations)
+        else ()
+    )
+    return Cache((rows,), step, None, ("cache",), scales=scales)
 
 
-def _check_plain(step: StepShape, content: str) -> None:
-    """Raise ModelError if the step's cache format is not the default one; `content` names the arrays in the message."""
-    if CACHE_FORMATS[step.cache_dtype] != CacheFormat():
-        raise ModelError(
-            f"kv_cache_dtype is {step.cache_dtype}, but {content} have the dtype of activations; use {AUTO}"
-        )
+def _apply_format(cache: Cache, heads: HeadLayout, step: StepShape) -> Cache:
+    """Return a cache of keys and values with the dtype and, if there are any, the scales of the step's format."""
+    format: CacheFormat = CACHE_FORMATS[step.cache_dtype]
+    keys, values = (replace(array, dtype=format.choose_dtype(step.activations)) for array in cache.arrays)
+    cache = replace(cache, arrays=(keys, values))
+    if not format.is_rounded(step.activations):
+        return cache
+    k_scale, v_scale = (HeadScales(step.cache_scales, array.name, heads) for array in (keys, values))
+    return replace(cache, scales=(("k_scale", k_scale), ("v_scale", v_scale)))
 
 
 def _create_contiguous(

@@ -102,7 +102,7 @@ class CrossAttention:
         return (*self.norm.weights, *(weight for weight in weights if weight is not None))
 
     def _cache(self, step: StepShape) -> Cache:
-        heads, positions = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.cross_positions
+        heads, positions = self.heads.layout(step.ranks), self.heads.cross_positions
         return create_encoder_cache(self.name, heads, self.heads.head_dim, positions, step)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
@@ -110,13 +110,19 @@ class CrossAttention:
         return (self._cache(step),)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the function that computes the last encoder position of each sequence, [sequences, 1] int32.
+        """Return the functions that compute the scales of the cache and the last encoder position of each sequence.
 
-        The result is empty if the step has slots: the positions are then an input of the step.
+        The positions are [sequences, 1] int32. If the step has slots, they are an input of the step and not here.
         """
+        scales = self._cache(step).constants
         if step.slots:
-            return {}
-        return {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions - 1)}
+            return scales
+        return {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions - 1), **scales}
+
+    @property
+    def cached_projections(self) -> Mapping[str, Projection]:
+        """Projections to keys and to values, by the names of the cache arrays."""
+        return dict(zip(self._state_names, self.projections.inputs[1:]))
 
     def list_encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
         """Return two launches that compute this layer's keys and values of all encoder positions on a rank.
@@ -202,7 +208,8 @@ class CrossAttention:
         """
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
-        cache_bytes = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
+        itemsize = self._cache(step).arrays[0].dtype.itemsize
+        cache_bytes = 2 * sequences * self.heads.cross_positions * width * itemsize
         return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes), operations)
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
@@ -278,7 +285,8 @@ class CrossAttention:
         They are projections of `normed`, the normalised encoder output [positions, hidden].
         """
         for name, projection in zip(self._state_names, self.projections.inputs[1:]):
-            states[name] = self._split_heads(numpy.round(numpy.multiply(normed, projection)))
+            heads = self._split_heads(numpy.round(numpy.multiply(normed, projection)))
+            states[name] = numpy.caching.store_heads(name, heads)
 
     @property
     def _state_names(self) -> tuple[str, str]:

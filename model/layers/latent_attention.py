@@ -176,14 +176,20 @@ class LatentMixer:
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the functions that compute the rotary tables, by array name.
+        """Return the functions that compute the rotary tables and the scales of the cache, by array name.
 
         Layers with equal positions share the tables by name.
         """
-        return {
+        tables: dict[str, Constant] = {
             table.name: RotaryTable(self._positions, table.shape[0], index)
             for index, table in enumerate(self._describe_tables(step))
         }
+        return tables | dict(self._cache(step).constants)
+
+    @property
+    def cached_projections(self) -> Mapping[str, Projection]:
+        """Projection to the rows of the cache, by the name of the cache array."""
+        return {f"{self.name}.rows": self.projections.latent}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the projections, of attention, and of the output projection.
@@ -318,7 +324,7 @@ class LatentMixer:
         heads = self._count_heads(step)
         matrices = [weight.value(step) for weight in (self.w_keys, self.w_values)]
         projections = count_product_work(
-            tokens, *matrices, moved_bytes=float(seen * self.heads.row_width * step.activations.itemsize)
+            tokens, *matrices, moved_bytes=float(seen * self.heads.row_width * cache.arrays[0].dtype.itemsize)
         )
         scored = 2.0 * step.new_tokens * seen * heads * (self.heads.row_width + self.heads.latent_rank)
         return Launch(
@@ -371,6 +377,7 @@ class LatentMixer:
         key = numpy.rotate(key[None, :, list(self._order_rotated())], self._positions, span)[0]
         new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
         name = f"{self.name}.rows"
+        new = numpy.caching.store_latents(name, new, self.heads.latent_rank)
         rows = states[name] = np.concatenate([states[name], new]) if name in states else new
         head_span = by_query_heads(*self.heads.divided).span
         mixed = self._attend(query, rows, numpy)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from model.formats import Format
+from model.layers.cache_formats import AUTO, UNSCALED, CacheScales
 from model.layers.shard import Shape, Shard
 from model.state import count_blocks_before
 
@@ -159,6 +160,7 @@ class StepShape:
         scores               whether the head takes all rows of a prefill step instead of the last row of each sequence
         decoding             the step of the sequences that decode together with the prompts of a prefill step, if any
         cache_dtype          name of the cache format (`CACHE_FORMATS`)
+        cache_scales         scales of the caches, if the format has any
         lnc                  physical cores of a rank, among which kernels divide their work
         sorted_expert_width  width of an expert on a rank up to which few rows are sorted by expert; 0 on chips without
                              loops over registers (`find_sorted_expert_width`)
@@ -188,7 +190,8 @@ class StepShape:
     decoding: StepShape | None = None
     expert_ranks: int = 1
     slots: int = 0
-    cache_dtype: str = "auto"
+    cache_dtype: str = AUTO
+    cache_scales: CacheScales = UNSCALED
     lnc: int = 1
     sorted_expert_width: float = 0.0
 

@@ -30,7 +30,7 @@ from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
-from model.layers.cache import check_cache_dtype
+from model.layers.cache_formats import check_cache_dtype
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.shipped import PRETRAINED, find_model_path
 from model.loading.tokenizer import Tokenizer
@@ -54,6 +54,8 @@ class EngineArgs:
                           expert of their group.)
     kv_cache_dtype        a name of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values; auto is
                           `dtype`
+    calibration           text file whose tokens determine the scales of an fp8 or int8 cache; None for the scales of
+                          the checkpoint, or 1
     lnc                   physical cores of a rank of `target` in predictions, 1 or 2; None for those of
                           NEURON_LOGICAL_NC_CONFIG, else 1. Values are computed on one.
     quantization          scheme by which plain weights are quantised when they are loaded, fp8 or int8; or the
@@ -80,6 +82,7 @@ class EngineArgs:
     expert_parallel_size: int = 1
     dtype: str = "float32"
     kv_cache_dtype: str = "auto"
+    calibration: str | Path | None = None
     quantization: str | None = None
     target: str = "trn2"
     lnc: int | None = None
@@ -115,6 +118,8 @@ class EngineArgs:
             check_text("quantization", self.quantization)
         check_range("seed", self.seed, 0, 2**63 - 1)
         check_cache_dtype(self.kv_cache_dtype)
+        if not isinstance(self.calibration, str | Path | None):
+            raise ModelError(f"calibration is {display_value(self.calibration)}; it must be a text or a Path")
         if not isinstance(self.speculative_config, Mapping | None):
             raise ModelError(
                 f"speculative_config is {display_value(self.speculative_config)}; it must be a mapping of names"
@@ -161,6 +166,7 @@ def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
         expert_parallel_size=options.ep,
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
+        calibration=getattr(options, "calibration", None),
         quantization=options.quantization,
         target=options.target,
         max_num_seqs=options.max_num_seqs,
@@ -237,6 +243,7 @@ class EngineSetup:
             slots=self.slots,
             mesh=self.mesh,
             kv_cache_dtype=self.args.kv_cache_dtype,
+            cache_scales=model.choose_cache_scales(self.args.kv_cache_dtype, self.args.calibration),
         )
 
 

@@ -17,8 +17,10 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.stages import list_stage_layers
 from model.families import compose, load_config
+from model.layers.cache_formats import AUTO, CACHE_FORMATS, UNSCALED, CacheRounding, CacheScales
 from model.layers.precision import choose_activation_dtype
 from model.layers.weight import WeightDtypes
+from model.llm.cache_scales import choose_cache_scales
 from model.loading.checkpoint import Checkpoint, open_checkpoint
 from model.loading.weights import RankWeights, choose_weight_dtypes, shard_weights
 from model.mesh import Mesh
@@ -82,9 +84,27 @@ class LoadedModel:
             self.config, checkpoint, mesh.tensor, distinct, checkpoint.release, self.dtype, layers
         )
 
-    def create_reference(self, ranks: int = 1) -> ReferenceModel:
-        """Return the model in NumPy, with activations rounded as on a device of `ranks` ranks."""
-        return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks)
+    def choose_cache_scales(self, kv_cache_dtype: str, calibration: str | Path | None) -> CacheScales:
+        """Return the scales of caches of a format, from a calibration text or from the checkpoint.
+
+        Raises:
+            ModelError: the text cannot be used, or the checkpoint's scales are wrong.
+        """
+        path = None if calibration is None else Path(calibration)
+        return choose_cache_scales(self.folder, self.config, self.checkpoint, kv_cache_dtype, path)
+
+    def create_reference(
+        self, ranks: int = 1, kv_cache_dtype: str = AUTO, cache_scales: CacheScales = UNSCALED
+    ) -> ReferenceModel:
+        """Return the model in NumPy.
+
+        Args:
+            ranks: activations are rounded as on a device of so many ranks.
+            kv_cache_dtype: one of `CACHE_FORMATS`, in which it stores keys and values.
+            cache_scales: their scales.
+        """
+        caching = CacheRounding(CACHE_FORMATS[kv_cache_dtype], cache_scales)
+        return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks, caching=caching)
 
 
 def open_device(backend: str, target: str, ranks: int, **simulation: Any) -> Device:

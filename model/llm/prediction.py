@@ -16,6 +16,7 @@ from model.device import choose_lnc
 from model.engine import Engine
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
+from model.layers.cache_formats import AUTO
 from model.layers.launch import Phase, StepShape
 from model.layers.paged import STATES, CacheGroup
 from model.layers.precision import choose_activation_dtype
@@ -43,6 +44,7 @@ class Deployment:
     pages: Mapping[CacheGroup, int]
     block_size: int
     quantization: str | None = None
+    kv_cache_dtype: str = AUTO
 
     @classmethod
     def from_engine(cls, engine: Engine, args: EngineArgs) -> Deployment:
@@ -64,6 +66,7 @@ class Deployment:
             expert_ranks=args.expert_parallel_size,
             dtype=args.dtype,
             quantization=args.quantization,
+            kv_cache_dtype=args.kv_cache_dtype,
             max_model_len=engine.limits.max_model_len,
             pages=pages,
             block_size=cache.block_size,
@@ -103,6 +106,7 @@ class StepPredictor:
             *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
             expert=deployment.expert_ranks,
             lnc=deployment.lnc,
+            cache_dtype=deployment.kv_cache_dtype,
         )
         self._step = self._predictor.make_paged_step(deployment.pages, deployment.block_size)
         self._seconds: dict[StepShape, float | None] = {}

@@ -51,15 +51,24 @@ _QUANTISED: dict[str, np.dtype] = {
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", *(f".{name}_scale" for name in ("k", "v", "q", "prob")))
 """Suffixes of tensors that are no weights: rotary frequencies in old checkpoints, and scales of quantised caches."""
 
+_CACHE_SCALE_SUFFIXES = (".k_scale", ".v_scale", ".kv_scale", ".output_scale", ".q_scale", ".prob_scale")
+"""Suffixes of the scales of keys and values, and of queries and probabilities, which kernels do not quantise."""
+
 
 class Checkpoint(Mapping[str, Weight]):
     """Weights of the layers by name: read-only arrays of the mapped files, or weights made of a format's tensors."""
 
     def __init__(
-        self, weights: Mapping[str, Weight], maps: Mapping[Path, mmap.mmap] = MappingProxyType({})
+        self,
+        weights: Mapping[str, Weight],
+        maps: Mapping[Path, mmap.mmap] = MappingProxyType({}),
+        cache_scales: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
-        """Keep weights by their names in the layers, and the mapped files by path, without copying."""
-        self._weights, self._maps = weights, maps
+        """Keep weights by their names in the layers, and the mapped files by path, without copying.
+
+        `cache_scales` are the file's tensors that may be scales of caches, by name.
+        """
+        self._weights, self._maps, self.cache_scales = weights, maps, cache_scales
 
     @property
     def files(self) -> list[Path]:
@@ -129,10 +138,15 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
         weights[name] = weight
     if config.is_quantised_on_load:
         weights = quantise_plain_weights(weights, network, config)
+    cache_scales = {
+        name: tensors.pop(name)
+        for name in [*tensors]
+        if name.endswith(_CACHE_SCALE_SUFFIXES) and name not in shapes
+    }
     for name in tensors:
         if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIXES):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
-    return Checkpoint({name: weights[name] for name in shapes}, maps)
+    return Checkpoint({name: weights[name] for name in shapes}, maps, cache_scales)
 
 
 def _take_quantised_weights(

@@ -35,6 +35,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "model_type": model.config.model_type,
         "stand_in": None if model.config.stand_in is None else asdict(model.config.stand_in),
         "dtype": plan.dtype,
+        "kv_cache_dtype": model.cache_dtype,
         "layers": model.num_layers,
         "parameters": {
             **model.parameters,

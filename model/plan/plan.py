@@ -429,7 +429,18 @@ def _create_predictor(
     # The name of the instance, so that collectives go over its links.
     shape = placement.shape
     return Predictor(
-        model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep, placement.lnc
+        *(
+            model.config,
+            placement.name,
+            shape.tp,
+            dtype,
+            context,
+            request.sp,
+            shape.pp,
+            shape.ep,
+            placement.lnc,
+        ),
+        cache_dtype=model.cache_dtype,
     )
 
 

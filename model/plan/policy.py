@@ -176,6 +176,7 @@ class Choice:
         return Predictor(
             *(question.model.config, question.instance.name, shape.tp, question.dtype, question.context),
             *(question.sp and shape.tp > 1, shape.pp, shape.ep, question.lnc),
+            cache_dtype=question.model.cache_dtype,
         )
 
     def _estimate(self, mesh: Candidate) -> Judged:

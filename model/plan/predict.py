@@ -27,6 +27,7 @@ from model.errors import ModelError
 from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
+from model.layers.cache_formats import AUTO
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape
 from model.layers.paged import STATES, CacheGroup
@@ -133,7 +134,8 @@ class PassTime:
 class Predictor:
     """Predictor of a model's passes on one copy of its mesh, for sequences of up to `context` tokens.
 
-    Activations, weights and cache share one dtype. float16, which the kernels do not take, is planned as bfloat16.
+    Activations, weights and cache share one dtype, unless the config names a format of weights, or `cache_dtype` one of
+    caches. float16, which the kernels do not take, is planned as bfloat16.
 
     Args:
         config: config of the model.
@@ -144,6 +146,7 @@ class Predictor:
         cuts_sequence: whether the ranks of a group divide the rows of prompts (sequence parallelism).
         pipeline: pipeline stages. With several, a pass is divided into the fastest number of micro-batches.
         expert: groups of `ranks` ranks that divide the routed experts; each computes its share of a batch.
+        cache_dtype: name of the cache format.
         lnc: physical cores of a rank. A kernel whose work they cannot divide is launched on one of them.
     """
 
@@ -158,6 +161,7 @@ class Predictor:
         pipeline: int = 1,
         expert: int = 1,
         lnc: int = 1,
+        cache_dtype: str = AUTO,
     ) -> None:
         self.lnc = lnc
         self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
@@ -173,6 +177,7 @@ class Predictor:
             plan_weight_dtypes(self._network.block_weights, config.weight_format, planned_dtype),
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
+            cache_dtype=cache_dtype,
             lnc=lnc,
             sorted_expert_width=find_sorted_expert_width(target),
         )

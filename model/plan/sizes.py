@@ -32,6 +32,7 @@ from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
 from model.formats import Container
+from model.layers.cache_formats import AUTO, check_cache_dtype
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, Slots
@@ -72,8 +73,10 @@ class LayerSizes:
         experts: Experts | None = None,
         component: str = "",
         weight_format: Container | None = None,
+        cache_dtype: str = AUTO,
     ) -> None:
         self.count, self.experts, self._layers, self._weight_format = count, experts, layers, weight_format
+        self._cache_dtype = cache_dtype
         self._weights = [
             (component or weight.component or layer.component, weight)
             for layer in layers
@@ -150,11 +153,17 @@ class LayerSizes:
 
         Args:
             tp: tensor-parallel ranks.
-            dtype: dtype of the cache.
+            dtype: dtype of activations, and of caches without a format.
             read: count the caches that the section reads, those of earlier layers included, and not those that it
                 keeps.
         """
-        step = replace(_make_step(Phase.decode, 1, tp, dtype), pages=1, block_size=1, slots=1)
+        step = replace(
+            _make_step(Phase.decode, 1, tp, dtype),
+            pages=1,
+            block_size=1,
+            slots=1,
+            cache_dtype=self._cache_dtype,
+        )
         counts = Counter[CacheGroup]()
         for layer in self._layers:
             for cache in (getattr(layer, "read_caches", layer.caches) if read else layer.caches)(step):
@@ -209,9 +218,13 @@ def _make_step(phase: Phase, tokens: int, tp: int, dtype: str) -> StepShape:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of one model: parameters, cache bytes and multiply-adds, over all layers."""
+    """Sizes of one model: parameters, cache bytes and multiply-adds, over all layers.
+
+    `cache_dtype` is the name of the cache format, one of `CACHE_FORMATS`.
+    """
 
     config: ModelConfig
+    cache_dtype: str = AUTO
 
     @cached_property
     def network(self) -> Network:
@@ -228,6 +241,7 @@ class ModelSizes:
                 count,
                 block.mlp if isinstance(block.mlp, Experts) else None,
                 weight_format=self.config.weight_format,
+                cache_dtype=self.cache_dtype,
             )
             for block, count in Counter(self.config.blocks).items()
         )
@@ -348,7 +362,11 @@ class ModelSizes:
 
 
 def load_model(
-    path: Path, config: ModelConfig | None = None, family: str | None = None, quantization: str | None = None
+    path: Path,
+    config: ModelConfig | None = None,
+    family: str | None = None,
+    quantization: str | None = None,
+    cache_dtype: str = AUTO,
 ) -> ModelSizes:
     """Return the sizes of the model that a config describes.
 
@@ -357,11 +375,14 @@ def load_model(
         config: the config of that path if it has been read before.
         family: model type of a family, under which the config is read in place of its own; None: its own.
         quantization: the scheme by which plain weights are quantised, see `quantise_config`; None: as the config says.
+        cache_dtype: name of the cache format.
 
     Raises:
-        ModelError: the config cannot be read, the scheme does not fit it, or the model has more than 10**15 parameters.
+        ModelError: the config cannot be read, the scheme does not fit it, no cache format has the name, or the model
+            has more than 10**15 parameters.
     """
-    model = ModelSizes(quantise_config(config or read_config(path, family), quantization))
+    check_cache_dtype(cache_dtype)
+    model = ModelSizes(quantise_config(config or read_config(path, family), quantization), cache_dtype)
     if model.total > _MAX_PARAMETERS:
         raise ModelError(
             f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more: check its sizes"

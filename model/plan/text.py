@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from model.device import chip, limit_lnc
 from model.layers import find_unsupported
+from model.layers.cache_formats import AUTO
 from model.plan.cells import format_mesh, format_ms, format_plural, format_ratios
 from model.plan.dry import Time
 from model.plan.meshes import Candidate, Estimate, describe_cores
@@ -73,9 +74,14 @@ def _format_parameters(plan: Plan) -> list[Part]:
             if model.parameters["experts"]
             else []
         ),
-        f"cache: {plan.cache_bytes_per_token:,} bytes per token; "
+        f"cache{_describe_cache(model.cache_dtype)}: {plan.cache_bytes_per_token:,} bytes per token; "
         f"{sequence / 1e6:,.1f} MB for a sequence of {plan.context:,} tokens",
     ]
+
+
+def _describe_cache(cache_dtype: str) -> str:
+    """Return what the line on the cache adds for a format, such as " in fp8"; empty for the dtype of activations."""
+    return "" if cache_dtype == AUTO else f" in {cache_dtype}"
 
 
 def _format_footprints(plan: Plan) -> list[Part]:

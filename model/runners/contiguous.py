@@ -14,7 +14,7 @@ from model.config import ModelConfig
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
 from model.execution.launched_network import Progress
-from model.layers.cache import AUTO, check_cache_dtype
+from model.layers.cache_formats import AUTO, UNSCALED, CacheScales, check_cache_dtype
 from model.layers.launch import Phase, StepShape
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
@@ -37,6 +37,7 @@ class KernelModel:
         mesh: The ranks of each axis, by default tensor parallelism over all ranks of the device.
         expert_load: Counts the experts that tokens select.
         kv_cache_dtype: One of `CACHE_FORMATS`.
+        cache_scales: Scales of the caches, if the format has any.
         lnc: Physical cores of a rank, as the device has them; they decide which launches a decoder layer has.
     """
 
@@ -53,6 +54,7 @@ class KernelModel:
         expert_load: ExpertLoad | None = None,
         kv_cache_dtype: str = AUTO,
         lnc: int = 1,
+        cache_scales: CacheScales = UNSCALED,
     ) -> None:
         check_cache_dtype(kv_cache_dtype)
         self._mesh = mesh = mesh or Mesh(device.ranks)
@@ -71,6 +73,7 @@ class KernelModel:
             cuts_sequence=mesh.sequence,
             expert_ranks=mesh.expert,
             cache_dtype=kv_cache_dtype,
+            cache_scales=cache_scales,
             lnc=lnc,
             sorted_expert_width=device.sorted_expert_width,
         )

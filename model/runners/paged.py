@@ -24,7 +24,7 @@ from model.engine.padded_batch import BucketUse, PaddedBatch
 from model.engine.speculation import NO_ROWS, Rows
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.layers.cache import AUTO
+from model.layers.cache_formats import AUTO, UNSCALED, CacheScales
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS, select_device_rows
@@ -54,6 +54,7 @@ class PagedModel:
         slots: SlotPool | None = None,
         mesh: Mesh | None = None,
         kv_cache_dtype: str = AUTO,
+        cache_scales: CacheScales = UNSCALED,
     ) -> None:
         """Put weights, pages and slots on the device.
 
@@ -67,6 +68,7 @@ class PagedModel:
             slots: Slots of recurrent states or of encoded speech, if the model has any.
             mesh: The ranks of each axis, by default tensor parallelism over all ranks of the device.
             kv_cache_dtype: One of `CACHE_FORMATS`.
+            cache_scales: Scales of the caches, if the format has any.
 
         Raises:
             ModelError: The pages and slots do not fit into memory.
@@ -93,6 +95,7 @@ class PagedModel:
             candidates,
             kv_cache_dtype,
             device.sorted_expert_width,
+            cache_scales,
         )
         self._buckets = buckets.for_model(config, self._largest_step)
         self.use = BucketUse(self._buckets, ExpertLoad.for_model(config, mesh))
@@ -246,6 +249,7 @@ def largest_step(
     candidates: int = 1,
     kv_cache_dtype: str = AUTO,
     sorted_expert_width: float = 0.0,
+    cache_scales: CacheScales = UNSCALED,
 ) -> StepShape:
     """Return the step that determines the sizes of states and constants on the device.
 
@@ -273,5 +277,6 @@ def largest_step(
         slots=slots.count + 1 if slots else 0,
         expert_ranks=mesh.expert,
         cache_dtype=kv_cache_dtype,
+        cache_scales=cache_scales,
         sorted_expert_width=sorted_expert_width,
     )

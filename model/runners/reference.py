@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from model.families import compose
 from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.cache_formats import PLAIN_CACHING, CacheRounding
 from model.layers.layer import States
 from model.layers.precision import choose_activation_dtype
 from model.runners.window import ENCODER
@@ -32,6 +33,7 @@ class ReferenceModel:
         widened_bytes: Weights of two bytes are widened to float32 once if they take at most so many bytes then, else at
             every use.
         ranks: Activations are rounded as on a device of so many ranks.
+        caching: Format and scales of the caches.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class ReferenceModel:
         dtype: str = "float32",
         widened_bytes: int = 2**30,
         ranks: int = 1,
+        caching: CacheRounding = PLAIN_CACHING,
     ) -> None:
         activations = choose_activation_dtype(dtype, config, weights)
         self._network = compose(config)
-        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._network.exact)
+        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._network.exact, caching)
         self._sequences: list[ReferenceSequence] = []
         self._encoded: list[ReferenceSequence] = []
         self._longest_short = config.longest_short

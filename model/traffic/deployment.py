@@ -183,6 +183,7 @@ class Deployment:
                 *(model.config, instance.name, tp, setup.dtype, length),
                 expert=setup.ep if collect_expert_counts(model.config) else 1,
                 lnc=setup.lnc,
+                cache_dtype=model.cache_dtype,
             )
             for model in models[len(known) :]
         ]

@@ -67,6 +67,7 @@ class Request:
     | `quantization` | scheme by which plain weights are quantised; None: as the config says |
     | `rate`, `share` | requests per second; or the rate as a share of the breaking rate |
     | `users`, `think_s` | users who send requests instead, and their pause after an answer in seconds |
+    | `kv_cache_dtype` | name of the cache format |
     | `requests` | number of requests; of a trace, the most that are read |
     | `price`, `prices` | dollars an hour of the instance; a file that replaces the shipped prices |
     | `acceptance`, `acceptance_text` | acceptance rates of drafts; or a text on which acceptance is measured |
@@ -85,6 +86,7 @@ class Request:
     ep: int | None = None
     replicas: int | None = None
     dtype: str | None = None
+    kv_cache_dtype: str = "auto"
     rate: float | None = None
     share: float | None = None
     trace: Path | None = None
@@ -212,7 +214,7 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     Raises:
         ModelError: If the model, the instance, the trace or the options do not allow the prediction.
     """
-    model = load_model(request.config, family=request.family, quantization=request.quantization)
+    model = load_model(request.config, None, request.family, request.quantization, request.kv_cache_dtype)
     offered, has_final_times = _make_workload(request, model)
     max_positions = request.max_model_len or model.config.max_position_embeddings
     if max_positions is not None:
@@ -317,7 +319,11 @@ def _make_speculation(request: Request, model: ModelSizes) -> Speculation | None
             MeasuredOutcomes.measure(_load_tokenizer(request.config, model).encode(text), tokens)
         )
     assert request.acceptance is not None, "checked by the request"
-    draft_model = None if request.draft_model is None else load_model(request.draft_model)
+    draft_model = (
+        None
+        if request.draft_model is None
+        else load_model(request.draft_model, cache_dtype=request.kv_cache_dtype)
+    )
     return Speculation(AcceptanceRates.parse(request.acceptance, tokens), draft_model)
 
 

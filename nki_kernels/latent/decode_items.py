@@ -82,18 +82,19 @@ class LatentDecode(nl.NKIObject):
                 item_stored = stored[i % sizes.buffers][0:height, 0:chunks, :]
                 item_keys = mask_keys[i % 2][0:height, 0:chunks, :]
                 tiles = latents[i % 2], keys[i % 2]
-                item = Item(
-                    sequence,
-                    piece,
-                    piece == 0,
-                    piece == last,
-                    item_rows,
-                    item_stored,
-                    item_keys,
-                    tiles[0],
-                    tiles[1],
+                self.items.append(
+                    Item(
+                        sequence,
+                        piece,
+                        piece == 0,
+                        piece == last,
+                        item_rows,
+                        item_stored,
+                        item_keys,
+                        tiles[0],
+                        tiles[1],
+                    )
                 )
-                self.items.append(item)
 
 
 def allocate(count, shape, dtype):
@@ -123,7 +124,7 @@ def attend(launch, cache, latents):
     for i in range(min(sizes.ahead, count)):
         cache.load_item(items[i], sizes.pieces[items[i].piece])
     for chunk in range(sizes.most):
-        convert_chunk(sizes, items[0], chunk)
+        convert_chunk(items[0], chunk)
     for step in range(count + sizes.behind):
         if step + sizes.ahead < count:
             item = items[step + sizes.ahead]
@@ -132,7 +133,7 @@ def attend(launch, cache, latents):
             scores.append(create_score_tile(items[step - 1], sizes))
         for slot in range(slots):
             if step + 1 < count:
-                convert_chunk(sizes, items[step + 1], slot)
+                convert_chunk(items[step + 1], slot)
             if step < count:
                 transpose_chunk(launch, items[step], slot)
             if 1 <= step <= count:
@@ -148,20 +149,19 @@ def attend(launch, cache, latents):
     softmax.add(items[count - 1], products[count - 1], softmax.factors[count - 1])
 
 
-def convert_chunk(sizes, item, chunk):
-    """Convert the rows of one chunk of an item to the dtype of products, on GpSimd, if they are stored in another one.
+def convert_chunk(piece, chunk):
+    """Convert the rows of one chunk to the dtype of products, on GpSimd, if they are stored in another one.
 
-    Does nothing beyond the last chunk. A chunk is 128 positions; an item is one piece of a sequence.
+    Does nothing beyond the last chunk. A chunk is 128 positions.
 
     Args:
-        sizes: `Sizes` of the launch.
-        item: an `Item` whose rows are loaded.
+        piece: an `Item` whose rows are loaded.
         chunk: number of the chunk.
     """
-    if sizes.stored != sizes.operand and chunk < item.rows.shape[1]:
-        rows = item.stored[:, chunk, :]
+    if piece.stored.dtype != piece.rows.dtype and chunk < piece.rows.shape[1]:
+        rows = piece.stored[:, chunk, :]
         # The Vector and the Scalar engine empty PSUM meanwhile.
-        nisa.tensor_copy(dst=item.rows[:, chunk, :], src=rows, engine=nisa.engine.gpsimd)
+        nisa.tensor_copy(dst=piece.rows[:, chunk, :], src=rows, engine=nisa.engine.gpsimd)
 
 
 def create_score_tile(item, sizes):

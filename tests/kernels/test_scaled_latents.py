@@ -94,5 +94,6 @@ class TestPrompts(KernelTests):
             ),
         ],
         refusals=[refuse("give kv both, or the cache row_scale", FORMATS[0], row_scale=lambda _: None)],
+        tolerance=within,
         replays=False,
     )

@@ -18,15 +18,11 @@ from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.attention import Attention
-from model.layers.cache import (
-    CACHE_FORMATS,
-    CacheFormat,
-    create_cache,
-    create_encoder_cache,
-    create_latent_cache,
-)
+from model.layers.cache import create_cache, create_encoder_cache, create_latent_cache
+from model.layers.cache_formats import CACHE_FORMATS, CacheScales
 from model.layers.launch import FLOAT32, Phase, StepShape, WeightDtypes
 from model.layers.shard import Shard
+from model.llm.loaded import LoadedModel
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
@@ -36,16 +32,27 @@ PROMPT = [3, 9, 27, 5, 60, 11, 8, 40, 2, 33]
 NEW_TOKENS = 6
 HEADS = HeadLayout(4, 2, 1)
 STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
+FILE_SCALES = {
+    f"model.layers.{layer}.self_attn.{letter}_scale": np.float32([0.008, 0.011])[: 2 - layer]
+    for layer in range(2)
+    for letter in "kv"
+}
+"""Scales for float8_e4m3fn as a checkpoint has them: of each head of the first layer, and one for the second."""
+LARGEST = {"fp8": 224, "fp8_e4m3": 224, "int8": 127}
+"""Stored number of a format for the 448 of float8_e4m3fn."""
 formats = pytest.mark.parametrize("name", CACHE_FORMATS)
 
 
 def stored_and_used(name: str, array: str, rows: np.ndarray) -> np.ndarray:
     """Return rows [heads, tokens, dim] after a cache of a format has stored and read them."""
     format = CACHE_FORMATS[name]
-    if format.scale is None:
-        return rows.astype(format.dtype or rows.dtype).astype(np.float32)
-    assert format.dtype is not None
-    scales = np.asarray(format.scale(array, len(rows)), np.float32).reshape(-1, 1, 1)
+    if format.dtype is None:
+        return rows
+    _, layer, _, rows_name = array.split(".")
+    scales = np.ones((1, 1, 1), np.float32)
+    if name in LARGEST:
+        scales = FILE_SCALES[f"model.layers.{layer}.self_attn.{rows_name[0]}_scale"].reshape(-1, 1, 1)
+        scales = scales * np.float32(448 / LARGEST[name])
     limits = (np.iinfo if format.dtype.kind == "i" else ml_dtypes.finfo)(format.dtype)
     numbers = np.clip(rows / scales, float(limits.min), float(limits.max))
     numbers = np.rint(numbers) if format.dtype.kind == "i" else numbers
@@ -56,7 +63,7 @@ def stored_and_used(name: str, array: str, rows: np.ndarray) -> np.ndarray:
 def model(write_model, random_weights, byte_tokenizer):
     """Write a model whose keys and values have random weights and return its folder."""
     folder = write_model()
-    safetensors.numpy.save_file(random_weights(), folder / "model.safetensors")
+    safetensors.numpy.save_file(random_weights() | FILE_SCALES, folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 
@@ -79,8 +86,11 @@ def generate(backend: KernelModel | ReferenceModel) -> tuple[list[int], list[np.
 def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, name, ranks) -> None:
     config = load_config(model)
     weights = open_checkpoint(model, config)
+    loaded = LoadedModel(model, config, weights)
+    scales = loaded.choose_cache_scales(name, None)
     shards = shard_weights(config, weights, ranks)
-    kernels = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128, kv_cache_dtype=name)
+    device = SimulatedDevice("trn2", ranks)
+    kernels = KernelModel(config, shards, device, 128, kv_cache_dtype=name, cache_scales=scales)
     tokens, logits = generate(kernels)
     paged = LLM(
         model,
@@ -96,15 +106,18 @@ def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, 
         assert [list(sample.token_ids) for sample in output.outputs] == [tokens, tokens]
         assert output.metrics.num_cached_tokens == cached
 
+    rounded = generate(loaded.create_reference(kv_cache_dtype=name, cache_scales=scales))
     see = Attention._append_to_cache
 
-    def seen(self: Attention, new: Sequence[np.ndarray], states):
+    def seen(self: Attention, new: Sequence[np.ndarray], states, numpy):
         names = (f"{self.name}.keys", f"{self.name}.values")
-        return see(self, [stored_and_used(name, array, rows) for array, rows in zip(names, new)], states)
+        rows = [stored_and_used(name, array, rows) for array, rows in zip(names, new)]
+        return see(self, rows, states, numpy)
 
     monkeypatch.setattr(Attention, "_append_to_cache", seen)
     expected, exact = generate(ReferenceModel(config, weights))
-    assert tokens == expected
+    assert tokens == expected == rounded[0]
+    assert np.array_equal(rounded[1], exact)
     # Two layers of some sixteen roundings each; a stored number that is its neighbour costs a thousand times as much.
     bound = 32 * np.spacing(np.abs(exact).max())
     assert max(np.abs(one - two).max() for one, two in zip(logits, exact)) <= bound
@@ -125,16 +138,18 @@ def test_a_page_has_the_bytes_of_its_elements(name, paged) -> None:
 @formats
 def test_scales_are_launch_arguments_and_constants_of_each_rank(name) -> None:
     format, heads = CACHE_FORMATS[name], HeadLayout(6, 3, 2)
-    cache = create_cache("a", heads, 8, replace(STEP, ranks=2, cache_dtype=name))
-    names = {"k_scale": "a.keys.scale", "v_scale": "a.values.scale"} if format.scale else {}
+    full_scales = {"a.keys": np.float32([2, 3, 4]), "a.values": np.float32([5])}
+    step = replace(STEP, ranks=2, cache_dtype=name, cache_scales=CacheScales(full_scales))
+    cache = create_cache("a", heads, 8, step)
+    names = {"k_scale": "a.keys.scale", "v_scale": "a.values.scale"} if format.dtype else {}
     scales = {parameter: value for parameter, value in cache.arguments.items() if parameter.endswith("scale")}
     assert {parameter: value.name for parameter, value in scales.items()} == names
     assert set(cache.constants) == set(names.values())
     for value in scales.values():
         first, last = (cache.constants[value.name](Shard(rank, 2)) for rank in range(2))
         assert first.shape == last.shape == value.shape == (1, 2)
-        full_scale = format.scale(value.name.removesuffix(".scale"), 3)
-        assert np.array_equal(np.concatenate([first, last], axis=1)[0], [*full_scale.astype(np.float32), 1])
+        full_scale = np.broadcast_to(full_scales[value.name.removesuffix(".scale")], 3)
+        assert np.array_equal(np.concatenate([first, last], axis=1)[0], [*full_scale, 1])
 
 
 @formats
@@ -154,14 +169,28 @@ def test_copied_pages_hold_the_same_bytes(name) -> None:
         assert output.tobytes() == array[[0, 3, 2, 3, 0]].tobytes()
 
 
-def test_unknown_names_and_caches_without_formats_are_refused(monkeypatch) -> None:
-    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'int3'; it is one of .*auto"):
+@formats
+def test_rows_of_latents_and_keys_of_encoders_have_the_format(name) -> None:
+    format = CACHE_FORMATS[name]
+    scales = CacheScales(
+        {"a.rows": np.float32([2, 3]), "a.keys": np.float32([2]), "a.values": np.float32([3])}
+    )
+    step = replace(STEP, cache_dtype=name, cache_scales=scales)
+    latents, encoded = create_latent_cache("a", 24, step), create_encoder_cache("a", HEADS, 8, 30, step)
+    itemsize = (format.dtype or step.activations).itemsize
+    assert (latents.page_bytes, encoded.page_bytes) == (24 * 128 * itemsize, 2 * 2 * 8 * 30 * itemsize)
+    constants = {
+        array: scale(Shard(0, 1)).tolist()
+        for array, scale in {**latents.constants, **encoded.constants}.items()
+    }
+    expected = {"a.rows.scale": [[2, 3]], "a.keys.scale": [[2, 2]], "a.values.scale": [[3, 3]]}
+    assert constants == (expected if format.dtype else {})
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'int3'; it is one of auto, .*int8"):
         LLM(kv_cache_dtype="int3")
-    monkeypatch.setitem(CACHE_FORMATS, "half", CacheFormat(np.dtype(np.float16)))
-    step = replace(STEP, cache_dtype="half")
-    sentence = "kv_cache_dtype is half, but {} have the dtype of activations; use auto"
-    with pytest.raises(ModelError, match=sentence.format("rows of latent attention")):
-        create_latent_cache("a", 24, step)
-    with pytest.raises(ModelError, match=sentence.format("keys and values of an encoder")):
-        create_encoder_cache("a", 2, 8, 30, step)
-    assert create_cache("a", HEADS, 8, step).page_bytes == 2 * 2 * 8 * 128 * 2
+    with pytest.raises(
+        ModelError, match=r"kv_cache_dtype is 'int4', and no kernel reads pages of four bits: use"
+    ):
+        LLM(kv_cache_dtype="int4")

@@ -25,8 +25,16 @@ WINDOWED = replace(PAGED, window_pages=((32, 4),))
         (create_cache("a", HEADS, 8, PAGED), [(9, 16, 2, 8)] * 2, 4 * 2 * 2 * 8 * 16),
         (create_cache("a", HEADS, 8, WINDOWED, 32), [(4, 16, 2, 8)] * 2, 4 * 2 * 2 * 8 * 16),
         (create_cache("a", HEADS, 8, WINDOWED, 64), [(9, 16, 2, 8)] * 2, 4 * 2 * 2 * 8 * 16),
-        (create_encoder_cache("a", 2, 8, 30, STEP), [(3, 2, 8, 30), (3, 2, 30, 8)], 4 * 2 * 2 * 8 * 30),
-        (create_encoder_cache("a", 2, 8, 30, PAGED), [(5, 2, 8, 30), (5, 2, 30, 8)], 4 * 2 * 2 * 8 * 30),
+        (
+            create_encoder_cache("a", HeadLayout(2, 2, 1), 8, 30, STEP),
+            [(3, 2, 8, 30), (3, 2, 30, 8)],
+            4 * 2 * 2 * 8 * 30,
+        ),
+        (
+            create_encoder_cache("a", HeadLayout(2, 2, 1), 8, 30, PAGED),
+            [(5, 2, 8, 30), (5, 2, 30, 8)],
+            4 * 2 * 2 * 8 * 30,
+        ),
         (create_latent_cache("a", 24, STEP), [(3, 256, 24)], 4 * 24 * 256),
         (create_latent_cache("a", 24, PAGED), [(9, 16, 24)], 4 * 24 * 16),
     ],
@@ -57,8 +65,11 @@ def test_pages_of_a_window_have_slots_tables_and_positions_of_their_own() -> Non
 def test_what_a_launch_without_pages_is_given() -> None:
     assert set(create_cache("a", HEADS, 8, STEP).arguments) == {"k_cache", "v_cache"}
     assert set(create_latent_cache("a", 24, STEP).arguments) == {"cache"}
-    assert set(create_encoder_cache("a", 2, 8, 30, STEP).arguments) == {"k_cache", "v_cache"}
-    assert names(create_encoder_cache("a", 2, 8, 30, PAGED))["cache_rows"] == "state_slots"
+    assert set(create_encoder_cache("a", HeadLayout(2, 2, 1), 8, 30, STEP).arguments) == {
+        "k_cache",
+        "v_cache",
+    }
+    assert names(create_encoder_cache("a", HeadLayout(2, 2, 1), 8, 30, PAGED))["cache_rows"] == "state_slots"
 
 
 def test_prompts_beside_sequences_that_decode_have_tables_of_their_own() -> None:
@@ -80,5 +91,5 @@ def test_a_copy_reads_and_writes_pages_of_all_arrays() -> None:
 
 
 def test_slots_of_an_encoder_are_never_copied() -> None:
-    assert not create_encoder_cache("a", 2, 8, 30, PAGED).is_copied
+    assert not create_encoder_cache("a", HeadLayout(2, 2, 1), 8, 30, PAGED).is_copied
     assert create_cache("a", HEADS, 8, PAGED).is_copied and create_latent_cache("a", 24, PAGED).is_copied

@@ -14,5 +14,5 @@ OPTIONS = options(
     option("--seed", default=None, help="of the sampler (default: another one for each answer)"),
     "--model=LOCAL",
     option("--target", help="with --model: trn1, inf2, trn2 or trn3 (default: %(default)s)"),
-    "--tp --dtype --max-model-len",
+    "--tp --dtype --max-model-len --kv-cache-dtype --calibration",
 )

@@ -153,6 +153,8 @@ class LocalPartner:
             target=options.target,
             tensor_parallel_size=options.tp,
             dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            calibration=options.calibration,
             max_model_len=options.max_model_len,
             max_num_seqs=1,
         )

@@ -173,7 +173,7 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         job.config,
         job.prompt_ids,
         job.sampling,
-        job.model.create_reference(options.tp) if compares else None,
+        job.create_reference() if compares else None,
         emit=lambda number, text: print(_escape(text) if streams else "", end="", flush=True),
         prompts_done=lambda: print(
             _format_prompt(job.prompts[0], options) if streams else "", end="", flush=True

@@ -13,11 +13,13 @@ from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
+from model.layers.cache_formats import CacheScales, check_cache_dtype
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.weights import RankWeights, describe_all_ranks
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from model.runners.static_batch import Backend
 
 Progress = Callable[[int, int], None]
@@ -52,7 +54,7 @@ class Job:
         """Divide the continuations into micro-batches; nothing is loaded yet.
 
         Raises:
-            ModelError: --micro-batches exceeds the prompts of a data-parallel group.
+            ModelError: --micro-batches exceeds the prompts of a data-parallel group, or --kv-cache-dtype is unknown.
         """
         self.mesh = mesh
         self.options = options
@@ -67,6 +69,7 @@ class Job:
         sequences = len(self.sequence_ids)
         self.micro_batches = size_micro_batches(sequences, _count_micro_batches(options, mesh, sequences))
         needed = count_positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
+        check_cache_dtype(options.kv_cache_dtype)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property
@@ -78,11 +81,20 @@ class Job:
         rank = get_rank()
         return self.model.load_shards(self.mesh, None if rank is None else [rank])
 
+    @cached_property
+    def _cache_scales(self) -> CacheScales:
+        """Scales of the caches, from --calibration or the checkpoint."""
+        return self.model.choose_cache_scales(self.options.kv_cache_dtype, self.options.calibration)
+
+    def create_reference(self) -> ReferenceModel:
+        """Return the model in NumPy, with the cache format and its scales."""
+        return self.model.create_reference(self.options.tp, self.options.kv_cache_dtype, self._cache_scales)
+
     def create_backend(self, progress: Progress) -> Backend:
         """Return the backend that --backend names, with loaded weights; `progress` is called after each layer."""
         options = self.options
         if options.backend == "numpy":
-            return self.model.create_reference(options.tp)
+            return self.create_reference()
         device = open_device(
             options.backend,
             options.target,
@@ -140,7 +152,9 @@ class Job:
                 sequences=sequences,
                 mesh=self.mesh,
                 expert_load=expert_load,
+                kv_cache_dtype=self.options.kv_cache_dtype,
                 lnc=lnc,
+                cache_scales=self._cache_scales,
             )
             for sequences in self.micro_batches
         ]

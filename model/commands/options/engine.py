@@ -39,7 +39,13 @@ ROWS: Rows = {
     "--kv-cache-dtype": dict(
         metavar="NAME",
         default="auto",
-        help="of cached keys and values: auto, the dtype of activations (default: %(default)s)",
+        help="of cached keys and values: auto (the dtype of activations), bfloat16, fp8 or fp8_e4m3, fp8_e5m2, int8 "
+        "(default: %(default)s)",
+    ),
+    "--calibration": dict(
+        metavar="TEXT",
+        type=Path,
+        help="text whose first 2,048 tokens determine the scales of an fp8 or int8 cache (default: the checkpoint's)",
     ),
     "--quantization": dict(
         metavar="NAME",

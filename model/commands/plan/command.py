@@ -45,7 +45,9 @@ def plan_command(options: argparse.Namespace) -> int:
     config = read_record(options.config, options.family)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
-    model = load_model(options.config, config, quantization=options.quantization)
+    model = load_model(
+        options.config, config, quantization=options.quantization, cache_dtype=options.kv_cache_dtype
+    )
     names = _list_instances(options)
     if options.recommend and options.rate is None:
         raise ModelError("--recommend compares instances for a load: give --rate, its requests a second")
@@ -170,6 +172,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "batch",
         "prompt",
         "generate",
+        "kv_cache_dtype",
         "price",
         "prices",
         "sla",

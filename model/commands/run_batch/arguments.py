@@ -10,7 +10,7 @@ OPTIONS = options(
     option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
     "--target --tp --hardware --dtype",
     *ENGINE,
-    "--no-prefix-caching --no-chunked-prefill --tool-call-parser",
+    "--calibration --no-prefix-caching --no-chunked-prefill --tool-call-parser",
     option("--seed", help="of requests that have none (default: %(default)s)"),
     "--workers --grammar-cpu-seconds --grammar-memory --mask-timeout",
 )

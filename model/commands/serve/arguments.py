@@ -15,7 +15,7 @@ OPTIONS = options(
     option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
     "--target --tp --lnc --hardware --dtype",
     *ENGINE,
-    "--no-prefix-caching --no-chunked-prefill --tool-call-parser",
+    "--calibration --no-prefix-caching --no-chunked-prefill --tool-call-parser",
     option("--seed", help="of requests that have none (default: %(default)s)"),
     "--max-queue --max-body --max-connections --header-timeout --body-timeout --write-timeout",
     "--workers --grammar-cpu-seconds --grammar-memory --mask-timeout --log-level",

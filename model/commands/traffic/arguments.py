@@ -28,7 +28,7 @@ OPTIONS = options(
     "--block-size --buckets --no-chunked-prefill",
     option("--no-prefix-caching", help="compute every prompt whole"),
     option("--seed", help="of arrivals and lengths (default: %(default)s)"),
-    "config --as --dtype=PLANNED --quantization --price --prices --json",
+    "config --as --dtype=PLANNED --quantization --kv-cache-dtype --price --prices --json",
     option(
         "--html", help="write it as a page, with distributions, the run over time, and latencies over rates"
     ),

@@ -36,6 +36,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         ep=options.ep,
         replicas=options.replicas,
         dtype=None if options.dtype == "auto" else options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         rate=options.rate,
         share=options.load,
         trace=options.trace,

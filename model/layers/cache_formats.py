@@ -1,0 +1,132 @@
+"""Number formats of caches, and the scales of a model's caches.
+
+A format with scales stores keys and values divided by the scale of their head, clipped and rounded. Kernels and the
+reference model attend to stored numbers times their scales, also for the tokens of the same step. So a token has the
+same keys and values in the step that computes it and in every later step.
+
+The numbers of vLLM's formats fit two facts of the chips. Their float8_e4m3 ends at 240, while checkpoints have scales
+for float8_e4m3fn, which ends at 448: a scale is doubled, and stored numbers are half as large. An unsigned exponent of
+two changes no mantissa, so only numbers below 2^-5 are rounded differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+
+from model.errors import ModelError
+from nkw.errors import shown
+
+AUTO = "auto"
+"""Name of the default cache format."""
+INT4 = "int4"
+"""Name of vLLM's cache format of four bits, which no kernel computes with."""
+
+
+@dataclass(frozen=True)
+class CacheFormat:
+    """Number format of the keys and values in a cache.
+
+    dtype    dtype of the stored numbers; None for the dtype of the activations
+    largest  stored number for the largest magnitude of a head, which determines the scale; 0 for scales of 1
+    """
+
+    dtype: np.dtype | None = None
+    largest: float = 0.0
+
+    def choose_dtype(self, activations: np.dtype) -> np.dtype:
+        """Return the dtype of the stored numbers, for a dtype of the activations."""
+        return self.dtype or activations
+
+    def is_rounded(self, activations: np.dtype) -> bool:
+        """Return whether kernels take scales, and round new keys and values before they attend to them.
+
+        They do for all dtypes but that of the activations; `nki_kernels.cache.scales` lists the dtypes.
+        """
+        return self.choose_dtype(activations) != activations
+
+    def round(self, rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Return what attention takes of keys or values after a cache has stored them, float32 like `rows`.
+
+        Args:
+            rows: Keys or values in float32.
+            scales: Their scales, which broadcast to them.
+        """
+        if self.dtype is None:
+            return rows
+        is_integer = self.dtype.kind == "i"
+        limits = (np.iinfo if is_integer else ml_dtypes.finfo)(self.dtype)
+        ratios = np.clip(rows * (np.float32(1) / scales), float(limits.min), float(limits.max))
+        return (np.rint(ratios) if is_integer else ratios).astype(self.dtype).astype(np.float32) * scales
+
+
+_FP8 = CacheFormat(np.dtype(ml_dtypes.float8_e4m3), 224.0)
+
+CACHE_FORMATS = {
+    AUTO: CacheFormat(),
+    "bfloat16": CacheFormat(np.dtype(ml_dtypes.bfloat16)),
+    "fp8": _FP8,
+    "fp8_e4m3": _FP8,
+    "fp8_e5m2": CacheFormat(np.dtype(ml_dtypes.float8_e5m2)),
+    "int8": CacheFormat(np.dtype(np.int8), 127.0),
+}
+"""Cache formats by the names of vLLM's `kv_cache_dtype`. 224 is half of 448, to which scales of e4m3fn belong."""
+
+
+def check_cache_dtype(name: str) -> None:
+    """Check that `name`, the option kv_cache_dtype, names a cache format; return nothing.
+
+    Raises:
+        ModelError: CACHE_FORMATS lacks the name.
+    """
+    if name == INT4:
+        raise ModelError(
+            "kv_cache_dtype is 'int4', and no kernel reads pages of four bits: use int8 or fp8",
+            "NKW-MODEL-OPTION",
+        )
+    if name not in CACHE_FORMATS:
+        raise ModelError(f"kv_cache_dtype is '{shown(name, 40)}'; it is one of {', '.join(CACHE_FORMATS)}")
+
+
+@dataclass(frozen=True, eq=False)
+class CacheScales:
+    """Scales of a model's caches.
+
+    `by_array` has the scales of an array by its name: one, or one for each of the model's key/value heads; of the
+    rows of latent attention one, or one for the latent and one for the rotated key. Other arrays have scales of 1.
+    """
+
+    by_array: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def find(self, array: str, count: int) -> np.ndarray:
+        """Return the `count` scales of an array, float32 [count]."""
+        scales = np.asarray(self.by_array.get(array, 1), np.float32).reshape(-1)
+        return np.broadcast_to(scales, (count,))
+
+
+UNSCALED = CacheScales()
+"""Scales of 1."""
+
+
+@dataclass(frozen=True)
+class CacheRounding:
+    """Format and scales with which the reference model stores keys, values and rows of latent attention."""
+
+    format: CacheFormat = CacheFormat()
+    scales: CacheScales = UNSCALED
+
+    def store_heads(self, array: str, rows: np.ndarray) -> np.ndarray:
+        """Return keys or values [heads, positions, head_dim] of the cache array `array` as attention takes them."""
+        return self.format.round(rows, self.scales.find(array, len(rows)).reshape(-1, 1, 1))
+
+    def store_latents(self, array: str, rows: np.ndarray, rank: int) -> np.ndarray:
+        """Return rows [positions, latent | rotated key] as attention takes them; `rank` elements are the latent."""
+        scales = np.repeat(self.scales.find(array, 2), (rank, rows.shape[1] - rank))
+        return self.format.round(rows, scales)
+
+
+PLAIN_CACHING = CacheRounding()
+"""Caches in the dtype of the activations."""
