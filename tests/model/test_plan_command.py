@@ -85,7 +85,8 @@ def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(tmp_path, 
         ),
         (
             {"quant_method": "fp8"},
-            "Of the weights quantised by fp8, mlp reads its own as stored; others are float32.",
+            "Of the weights quantised by fp8, qkv_projection, output_projection and mlp read their own as stored; "
+            "others are float32.",
         ),
         (None, ""),
     ],

@@ -40,7 +40,7 @@ class Rooflines:
 
     calls: ClassVar[list[tuple[str, int]]] = []
 
-    def __init__(self, *sizes: Any) -> None:
+    def __init__(self, *sizes: Any, **formats: Any) -> None:
         _, _, self.tp, *_ = sizes
 
     def predict_step(self, batch: int) -> PassTime:
