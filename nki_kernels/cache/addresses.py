@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.tiles import filled
+from nki_kernels.tiles import cast, filled
 
 
 def compute_slots(positions, ranks):
@@ -162,7 +162,8 @@ def scatter(cache, width, stride, tiles, addresses, sizes, divided):
     for i in range(len(tiles)):
         pattern = [[width, addresses[i].shape[0]], [stride, sizes.depth]]
         target = flat.ap(pattern=pattern, vector_offset=addresses[i])
+        rows = cast(tiles[i], cache.dtype)
         if divided:
-            nisa.dma_copy(dst=target, src=tiles[i], oob_mode=nisa.oob_mode.skip)
+            nisa.dma_copy(dst=target, src=rows, oob_mode=nisa.oob_mode.skip)
         else:
-            nisa.dma_copy(dst=target, src=tiles[i])
+            nisa.dma_copy(dst=target, src=rows)

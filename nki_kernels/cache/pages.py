@@ -32,7 +32,7 @@ from nki_kernels.decode.sizes import BUFFER_BYTES, Buffers, count_units, divide_
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.key_blocks import list_new_pieces, view_new_values
 from nki_kernels.prefill.keys import transpose_into_blocks
-from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, load
+from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, identity, load
 
 MAX_ROWS = 2**24
 """Most rows (position, kv head) of a paged cache: run-time addresses are computed in float32."""
@@ -51,7 +51,8 @@ class PagedCache(nl.NKIObject):
     """Pages [P, block, Hk, D] of keys and of values in HBM, and the sequences, kv heads and pages of a core's share.
 
     slots [T, 1] int32: where new tokens are written, None where nothing is. block_tables [B, N] int32: the pages of
-    each sequence, in the order of positions. `share` None means all kv heads. `runs`: see `load_addresses`.
+    each sequence, in the order of positions. `share` None means all kv heads. `runs`: see `load_addresses`. `identity`:
+    [128, 128] in SBUF where keys of fp8 are transposed, else None.
     """
 
     transposes_keys = True
@@ -73,6 +74,7 @@ class PagedCache(nl.NKIObject):
         if share is not None:
             self.first_head, self.kv_heads = measure_range(share.kv_heads)
         self.runs = None
+        self.identity = None
         # Cores do not divide a chunk, nor a page.
         self.slots_together = PARTITIONS
         while self.slots_together % self.block > 0:
@@ -198,7 +200,9 @@ class PagedCache(nl.NKIObject):
         """
         result = []
         for _ in range(sizes.key_buffers):
-            result.append(nl.ndarray(self.compute_row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf))
+            result.append(nl.ndarray(self.compute_row_shape(sizes), dtype=sizes.operand, buffer=nl.sbuf))
+        if sizes.operand != sizes.dtype:
+            self.identity = identity(PARTITIONS, sizes.dtype)
         return result
 
     def load_keys(self, tile, box, sizes):
@@ -269,9 +273,10 @@ class PagedCache(nl.NKIObject):
                 # Four transposes of 128 columns fit into a PSUM bank in float32 too, and one copy empties it.
                 for first in range(chunks[0], chunks[1], TRANSPOSES_TOGETHER):
                     count = min(TRANSPOSES_TOGETHER, chunks[1] - first)
-                    bank = nl.ndarray((height, count, PARTITIONS), dtype=rows.dtype, buffer=nl.psum)
+                    dtype = rows.dtype if self.identity is None else nl.float32
+                    bank = nl.ndarray((height, count, PARTITIONS), dtype=dtype, buffer=nl.psum)
                     for i in range(count):
-                        nisa.nc_transpose(dst=bank[:, i, :], data=rows[:, unit, first + i, start:stop])
+                        transpose_rows(bank[:, i, :], rows[:, unit, first + i, start:stop], self.identity)
                     nisa.activation(dst=columns[:, first : first + count, :], op=nl.copy, data=bank)
 
     def compute_new_addresses(self, launch, positions, heights):
@@ -413,6 +418,25 @@ class PagedCache(nl.NKIObject):
                 pattern=[[width, end - start], [1, prompts.depth]], offset=columns[0], vector_offset=slots
             )
             nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
+
+
+def transpose_rows(target, rows, identity_tile):
+    """Transpose up to 128 rows in SBUF to `target` in PSUM.
+
+    Rows of fp8 are multiplied by the identity, exactly, because a transpose keeps the dtype; `target` is then float32.
+
+    Args:
+        target: [element, row].
+        rows: [row, element], at most 128 of each.
+        identity_tile: [128, 128] in SBUF for rows of fp8, else None.
+    """
+    if identity_tile is None:
+        nisa.nc_transpose(dst=target, data=rows)
+    else:
+        height = rows.shape[0]
+        nisa.nc_matmul(
+            dst=target, stationary=rows, moving=identity_tile[0:height, 0:height], accumulate=False
+        )
 
 
 def compute_prefix_rows(prompts, table, page):

@@ -18,6 +18,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, load_repeated
 
@@ -140,6 +141,23 @@ def find_stored_range(dtype):
     return -240.0, 240.0
 
 
+def choose_cache_operand(stored, dtype):
+    """Return the dtype in which products take numbers of a cache of dtype `stored`, beside activations of `dtype`.
+
+    The Tensor engine pairs fp8 with bfloat16; other numbers are converted to the activations' dtype.
+    """
+    if dtype != nl.float32 and (stored == nl.float8_e4m3 or stored == nl.float8_e5m2):
+        return stored
+    return dtype
+
+
+def count_bytes(dtype):
+    """Return the bytes of an element of a cache or of activations: 1, 2 or 4."""
+    if dtype == nl.float8_e4m3 or dtype == nl.float8_e5m2 or dtype == nl.int8:
+        return 1
+    return 4 if dtype == nl.float32 else 2
+
+
 def round_to_cache(tile, inverse_scales, dtype):
     """Replace keys or values in SBUF, in place, by the numbers that the cache stores: divided, clipped and rounded.
 
@@ -172,7 +190,8 @@ def load_scale_column(scales, times, together):
     heads = scales.shape[1]
     column = nl.ndarray((times * heads * together, 1), dtype=nl.float32, buffer=nl.sbuf)
     row = scales[0:1, :].reshape((1, 1, heads, 1)).broadcast(1, times).broadcast(3, together)
-    nisa.dma_copy(dst=column, src=row)
+    # The queue of other loads may be full of keys by now.
+    transfer(column, row, SCALAR)
     return column
 
 

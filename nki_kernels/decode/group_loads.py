@@ -40,7 +40,7 @@ class GroupLoads(nl.NKIObject):
         self.key_tiles, self.value_tiles, self.new_tiles = [], [], []
         for _ in range(sizes.scored_buffers):
             shape = (min(sizes.depth, nl.tile_size.pmax), sizes.depth_tiles, sizes.units, sizes.capacity)
-            self.key_tiles.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
+            self.key_tiles.append(nl.ndarray(shape, dtype=sizes.operand, buffer=nl.sbuf))
         used = min(sizes.value_buffers, len(groups))
         self.new_values = None
         if not sizes.stored:
@@ -49,7 +49,7 @@ class GroupLoads(nl.NKIObject):
             for index in range(used):
                 self.new_tiles.append(self.new_values[:, index * sizes.units : (index + 1) * sizes.units, :])
         for index in range(sizes.value_buffers):
-            tile = nl.ndarray(cache.compute_row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
+            tile = nl.ndarray(cache.compute_row_shape(sizes), dtype=sizes.operand, buffer=nl.sbuf)
             self.value_tiles.append(tile)
             if index < len(groups):
                 # Which bytes are defined may not depend on data.
@@ -142,7 +142,7 @@ class GroupLoads(nl.NKIObject):
             together = together and count_units(groups[group][0]) == sizes.units
         if together:
             box = (0, groups[count - 1][0][1], 0, sizes.kv_heads)
-            load_new_values(self.new_values, self.rows.v, box, sizes, self.launch.step.scales)
+            load_new_values(self.new_values, self.rows.v, box, sizes)
             return
         for group in range(count):
             self.load_new_values(group)
@@ -155,7 +155,7 @@ class GroupLoads(nl.NKIObject):
         sizes = self.launch.sizes
         if not sizes.stored:
             tile = self.new_tiles[group % sizes.value_buffers]
-            load_new_values(tile, self.rows.v, self.launch.groups[group][0], sizes, self.launch.step.scales)
+            load_new_values(tile, self.rows.v, self.launch.groups[group][0], sizes)
 
     def load_later_keys(self, group):
         """Load the keys of group `group + sizes.key_buffers` into the buffer that `group` no longer needs.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
+from nki_kernels.cache.scales import choose_cache_operand, count_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
 QUADRANT = 32
@@ -79,7 +80,8 @@ class Sizes(nl.NKIObject):
     heads of a kv head. `queries`: new * share. `full`: whole chunks of 128 cached positions; `remaining`: positions
     after these. `cached`: chunks of cached keys; `chunks`: those and one of new keys. `units`: units of a group.
     `width`: most queries of a unit that are scored together. `together`: heads that fit side by side on the
-    partitions; `joined`: the largest number of these that divides `share`.
+    partitions; `joined`: the largest number of these that divides `share`. `operand`: dtype in which products take
+    cached keys and values.
 
     Args:
         tokens: number of new tokens, T.
@@ -97,6 +99,7 @@ class Sizes(nl.NKIObject):
         self.local_heads = width // self.depth
         self.heads = ranks * self.local_heads
         self.dtype = dtype
+        self.operand = choose_cache_operand(cache.k_cache.dtype, dtype)
         self.new = self.tokens // self.sequences
         self.share = self.heads // self.kv_heads
         self.queries = self.new * self.share
@@ -116,7 +119,7 @@ class Sizes(nl.NKIObject):
         self.width = 1
         while self.width < self.queries and 2 * self.width * self.chunks <= SCORE_BANKS * BANK:
             self.width = 2 * self.width
-        position_bytes = self.depth_tiles * (4 if dtype == nl.float32 else 2)
+        position_bytes = self.depth_tiles * count_bytes(self.operand)
         unit_bytes = self.capacity * position_bytes
         self.most_positions = BUFFER_BYTES // (cache.tiles_per_position * position_bytes)
         # `find_largest_of_queries` puts units times queries on the partitions, and the scores have SCORE_BANKS banks.
@@ -124,6 +127,9 @@ class Sizes(nl.NKIObject):
         all_units = self.sequences * self.kv_heads
         self.cache_bytes = 2 * all_units * unit_bytes
         load_bytes = LOAD_BYTES // 2 if all_units * unit_bytes >= MANY_BYTES else LOAD_BYTES
+        if count_bytes(self.operand) == 1:
+            # As many positions as of bfloat16: the instructions of a group take as long.
+            load_bytes = 2 * load_bytes
         self.units = cache.choose_group_units(self, room, unit_bytes, load_bytes // unit_bytes)
         # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
         weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)

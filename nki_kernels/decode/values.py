@@ -9,33 +9,41 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import load_scale_column, round_to_cache
+from nki_kernels.cache.scales import count_bytes, load_scale_column, round_to_cache
 from nki_kernels.decode.sizes import count_units
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
 
-def load_new_values(new, v, box, sizes, scales):
-    """Copy the new tokens' values of a box of units to `new` [new token, unit, D] in SBUF.
+def load_rounded_values(v, sizes, scales):
+    """Return the new tokens' values [T, Hk * D] in SBUF, rounded to the cache.
 
-    Values from HBM are rounded to the cache if it has `scales`. Values in SBUF have been rounded by the caller. A
-    unit is one kv head of one sequence.
+    All are rounded before the pipeline, in whose order the Vector engine would wait for the loads of later groups.
 
     Args:
-        v: [T, Hk * D], in HBM or SBUF.
+        v: [T, Hk * D] in HBM.
+        scales: `CacheScales`.
+    """
+    tile = nl.ndarray((sizes.tokens, sizes.kv_heads * sizes.depth), dtype=v.dtype, buffer=nl.sbuf)
+    transfer(tile, v, SCALAR)
+    inverses = scales.inverse_values[0 : sizes.tokens, :].expand_dim(2).broadcast(2, sizes.depth)
+    round_to_cache(tile.reshape((sizes.tokens, sizes.kv_heads, sizes.depth)), inverses, scales.dtype)
+    return tile
+
+
+def load_new_values(new, v, box, sizes):
+    """Copy the new tokens' values of a box of units to `new` [new token, unit, D] in SBUF.
+
+    A unit is one kv head of one sequence.
+
+    Args:
+        v: [T, Hk * D], in HBM or SBUF; in SBUF and rounded if the cache has scales.
         box: (first sequence, end, first kv head, end) of the units.
-        scales: `CacheScales`, or None.
     """
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
         rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-        target = new[:, 0 : count_units(box), :]
-        transfer(target, rows, SCALAR)
-        if scales is not None:
-            target = target.reshape_dim(1, (box[1] - box[0], box[3] - box[2]))
-            inverses = scales.inverse_values[0 : sizes.new, box[2] : box[3]].expand_dim(1).expand_dim(3)
-            inverses = inverses.broadcast(1, box[1] - box[0]).broadcast(3, sizes.depth)
-            round_to_cache(target, inverses, scales.dtype)
+        transfer(new[:, 0 : count_units(box), :], rows, SCALAR)
         return
     columns = v[:, box[2] * sizes.depth : box[3] * sizes.depth]
     together = box[1] - box[0] if sizes.new == 1 else 1
@@ -56,8 +64,13 @@ def clear_values(tile, valid, first, last, sizes):
         tile: values, or keys as rows, [128, unit, chunk, D] in SBUF.
         valid: 1 for each valid key, [128, unit, chunk] uint8.
     """
-    # Two bfloat16 values count as one 32-bit word, which halves the elements that the Vector engine passes over.
-    words = tile.view(nl.float32)
+    # Elements that share a 32-bit word count as one, which reduces what the Vector engine passes over.
+    row_bytes = tile.shape[3] * count_bytes(tile.dtype)
+    words = tile
+    if row_bytes % 4 == 0:
+        words = tile.view(nl.float32)
+    elif row_bytes % 2 == 0:
+        words = tile.view(nl.bfloat16)
     for start, stop, height in (
         (first, min(last, sizes.full), PARTITIONS),
         (max(first, sizes.full), last, sizes.remaining),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.pages import transpose_rows
 from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import MASKED, PARTITIONS
 
@@ -83,27 +84,10 @@ def transpose_chunk(launch, item, chunk):
         bank = nl.ndarray((tile_height, end - start, height), dtype=dtype, buffer=nl.psum)
         for tile in range(start, end):
             column = tile * PARTITIONS
-            transpose_rows(launch, bank[:, tile - start, :], rows[:, column : column + tile_height])
+            transpose_rows(bank[:, tile - start, :], rows[:, column : column + tile_height], launch.identity)
         copy_out(item.latents[0:tile_height, chunk, start:end, 0:height], bank, by_vector)
     if chunk + 1 == last:
         transpose_mask_keys(sizes, item, first, last)
-
-
-def transpose_rows(launch, target, rows):
-    """Transpose up to 128 elements of up to 128 rows in SBUF to `target` in PSUM.
-
-    Rows of fp8 are multiplied by the identity, exactly, because a transpose keeps the dtype; `target` is then float32.
-
-    Args:
-        launch: `LatentDecode`.
-    """
-    if launch.identity is None:
-        nisa.nc_transpose(dst=target, data=rows)
-    else:
-        height = rows.shape[0]
-        nisa.nc_matmul(
-            dst=target, stationary=rows, moving=launch.identity[0:height, 0:height], accumulate=False
-        )
 
 
 def transpose_mask_keys(sizes, item, first, last):

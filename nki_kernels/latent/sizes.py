@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import choose_cache_operand
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
 PIECE_BYTES = 9216
@@ -34,7 +35,7 @@ class Sizes(nl.NKIObject):
     def __init__(self, q, cache, w_uk, w_uv):
         self.tokens, self.dtype = q.shape[0], q.dtype
         self.stored = cache.rows.dtype
-        self.operand = choose_row_dtype(self.stored, self.dtype)
+        self.operand = choose_cache_operand(self.stored, self.dtype)
         self.sequences, self.capacity = cache.sequences, cache.capacity
         self.rank, self.width = w_uk.shape[1], cache.width
         self.rope = self.width - self.rank
@@ -61,16 +62,6 @@ class Sizes(nl.NKIObject):
         self.behind = 2 if self.most >= FEW_CHUNKS else 3
         self.ahead = LOADED_AHEAD
         self.buffers = self.ahead + self.behind + 1
-
-
-def choose_row_dtype(stored, dtype):
-    """Return the dtype in which products take rows of a cache of dtype `stored` beside activations of `dtype`.
-
-    The Tensor engine pairs fp8 with bfloat16; other rows are converted to the activations' dtype.
-    """
-    if dtype != nl.float32 and (stored == nl.float8_e4m3 or stored == nl.float8_e5m2):
-        return stored
-    return dtype
 
 
 def divide_into_pieces(capacity, most):
