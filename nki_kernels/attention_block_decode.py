@@ -180,7 +180,7 @@ def wrap_weights(norm_weight, w_qkv, w_o, eps, q_size, kv_size):
     return BlockWeights(norm, WeightMatrix(w_qkv[0], w_qkv[1]), WeightMatrix(w_o[0], w_o[1]), q_size, kv_size)
 
 
-def attend_hidden_states(x, weights, cache, step, sizes, replica_group):
+def attend_hidden_states(x, weights, cache, step, sizes, replica_group, following=None):
     """Return y of the attention block as a tile of hidden states in SBUF, in x's dtype.
 
     The tile is [partition, T, C] with C = ceil(H / 128): partition p holds elements p * C … of each row.
@@ -190,9 +190,10 @@ def attend_hidden_states(x, weights, cache, step, sizes, replica_group):
     Args:
         weights: `BlockWeights`.
         step: `DecodeStep`, the other arguments of the kernel.
+        following: `FeedForwardOperands` of the block that follows, or None.
     """
     launch = DecodeLaunch(sizes, find_core_share(sizes), None, cache, create_output_tile(sizes), step)
-    return compute_attention_block(load_hidden(x), weights, launch, replica_group)
+    return compute_attention_block(load_hidden(x), weights, launch, replica_group, following)
 
 
 def compute_step_sizes(x, weights, cache, step, num_kv_heads, ranks=1):

@@ -192,7 +192,7 @@ def decoder_layer_decode(
     )
     sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads)
     step.load_scales(k_scale, v_scale, cache)
-    tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group)
+    tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group, operands)
     compute_feed_forward(tile, operands)
     return y, k_cache, v_cache
 

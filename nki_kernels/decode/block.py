@@ -43,7 +43,7 @@ class BlockWeights(nl.NKIObject):
     kv_size: int
 
 
-def compute_attention_block(tile, weights, launch, replica_group):
+def compute_attention_block(tile, weights, launch, replica_group, following=None):
     """Return `tile` plus the output projection of attention over the normed `tile`, as a new SBUF tile of its shape.
 
     Also writes attention's outputs to `launch.o` and stores the new keys and values in the caches.
@@ -56,13 +56,16 @@ def compute_attention_block(tile, weights, launch, replica_group):
         weights: `BlockWeights`.
         launch: a `DecodeLaunch` of one core, whose `o` is a tile of `create_output_tile`.
         replica_group: ranks over which the output projection is summed, or None for one rank.
+        following: `FeedForwardOperands` of the block that follows, or None. Its scales are loaded once queries are
+            ready, so that the first products need not wait for them.
     """
     sizes, step = launch.sizes, launch.step
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
     hidden_rows = weight_runs(tile, weights.norm)
-    roots = compute_reciprocal_roots(tile, weights.w_qkv.elements.shape[0], weights.norm)
+    # Scalar triggers the loads of scales before it waits for the squares of hidden states.
     scales = None if weights.w_qkv.scales is None else ProjectionScales(weights.w_qkv.scales, sizes)
+    roots = compute_reciprocal_roots(tile, weights.w_qkv.elements.shape[0], weights.norm)
     output_weights = OutputWeights(weights.w_o, sizes)
     rotation = None if step.cos is None else Rotation(step, sizes)
     spans = ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
@@ -86,6 +89,8 @@ def compute_attention_block(tile, weights, launch, replica_group):
         value_rows.append(projected.values[first:end, :])
     key_rows = transpose_key_rows(keys, spans, sizes)
     rows = TokenRows(queries, keys, projected.values, key_rows, value_rows, key_addresses, value_addresses)
+    if following is not None:
+        following.load_scales()
     loads.take_tokens(rows, seen_keys, output_weights)
     run(launch, loads, seen_keys, 1 if early else 0)
     return add_output(tile, launch.o, output_weights, replica_group)

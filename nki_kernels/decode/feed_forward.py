@@ -37,7 +37,7 @@ from nki_kernels.projection.residual_product import (
 )
 from nki_kernels.projection.row_groups import allocate_transposed, list_starts
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import PARTITIONS, broadcast_row
+from nki_kernels.tiles import blocks, broadcast_row, count_block_partitions
 
 SUMS_IN_FLIGHT = 8
 """Chunks of output columns whose sums over the ranks may be under way before the first of them is stored."""
@@ -48,8 +48,10 @@ class FeedForwardOperands(nl.NKIObject):
     """Operands of the feed-forward block that depend on no hidden state.
 
     norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. down: the last product, without
-    its residual yet. layout: how it divides its columns into groups, see `projection.grouped_product`, with its scales
-    in `grouped`; both None for a plain weight, and where there are no such groups.
+    its residual yet. layout: how it divides its columns into groups, see `projection.grouped_product`; None for a
+    plain weight, and where there are no such groups. grouped: its scales and residual in groups. weighted: hidden
+    states times the norm's weight, [partition, C, column] in SBUF, with zeros behind the rows. square_sums:
+    [partition, column] float32, the same of sums of squares. The last three are None until `load_scales` runs.
     """
 
     norm: Norm
@@ -57,13 +59,45 @@ class FeedForwardOperands(nl.NKIObject):
     gated: GatedProduct
     down: ResidualProduct
     layout: GroupLayout | None
-    grouped: GroupedOperands | None
+    grouped: GroupedOperands | None = None
+    weighted: nl.NkiTensor | None = None
+    square_sums: nl.NkiTensor | None = None
+
+    def load_scales(self):
+        """Load the scales of all weights, and zero what no row fills; do nothing for plain weights.
+
+        A kernel calls it before GpSimd addresses new keys, which takes long.
+        """
+        self.gated.load_scales()
+        y, layout = self.down.y, self.layout
+        if self.down.scales is None:
+            return
+        if layout is None:
+            self.down.load_scales(y.shape[0])
+        else:
+            self.grouped = load_operands(self.down, layout, None)
+            self.grouped.residual = nl.ndarray(self.grouped.scales.shape, dtype=y.dtype, buffer=nl.sbuf)
+            if y.shape[0] < layout.width:
+                # One instruction adds all partitions, so those without a row of y hold zeros.
+                nisa.memset(dst=self.grouped.residual, value=0.0, engine=nisa.engine.gpsimd)
+        self.allocate_rows(y.shape[0] if layout is None else layout.width)
+
+    def allocate_rows(self, columns):
+        """Allocate `weighted` and `square_sums` for `columns` columns, with zeros in those beyond the rows of y."""
+        rows, hidden = self.down.y.shape
+        height, count = count_block_partitions(hidden, 0, True), blocks(hidden)
+        self.weighted = nl.ndarray((height, count, columns), dtype=self.down.y.dtype, buffer=nl.sbuf)
+        self.square_sums = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+        if columns > rows:
+            nisa.memset(dst=self.weighted[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+            nisa.memset(dst=self.square_sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
 
 
 def prepare_feed_forward(norm, weights, activation, replica_group, y):
-    """Return the block's operands; the norm's weight, biases and scales are loaded into SBUF, large weights are not.
+    """Return the block's operands; the norm's weight and the biases are loaded into SBUF, the large weights are not.
 
-    A kernel calls it first, so that these small loads are not delayed by caches and weights.
+    A kernel calls it first, so that these small loads are not delayed by caches and weights. Scales follow later, see
+    `FeedForwardOperands.load_scales`.
 
     Args:
         norm: the `Norm` before the block.
@@ -75,19 +109,13 @@ def prepare_feed_forward(norm, weights, activation, replica_group, y):
     rows, hidden = y.shape
     norm_column = load_column(norm.weight, 0.0, True)
     gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
-    gated.load_scales()
     bias = None if weights.b_down is None else broadcast_row(weights.b_down, rows, y.dtype, 0.0)
     rank_sum = RankSum(replica_group, 1, SUMS_IN_FLIGHT, [])
     scales = weights.w_down.scales
     down = ResidualProduct(y, None, MovingWeight([weights.w_down]), bias, rank_sum, None, None, scales)
-    layout, grouped = None, None
-    if scales is not None and replica_group is None and bias is None:
-        layout = plan_groups(rows, hidden)
-    if layout is None:
-        down.load_scales(rows)
-    else:
-        grouped = load_operands(down, layout, None)
-    return FeedForwardOperands(norm, norm_column, gated, down, layout, grouped)
+    is_grouped = scales is not None and replica_group is None and bias is None
+    layout = plan_groups(rows, hidden) if is_grouped else None
+    return FeedForwardOperands(norm, norm_column, gated, down, layout)
 
 
 def compute_feed_forward(tile, operands):
@@ -103,7 +131,7 @@ def compute_feed_forward(tile, operands):
     if down.scales is None:
         x = normalise_runs(tile, hidden, operands.norm, operands.norm_column)
     else:
-        x = weight_columns(tile, operands, rows if layout is None else layout.width)
+        x = weight_rows(tile, operands)
     store_hidden(residual, tile)
     if layout is None:
         residual_tile = nl.ndarray((rows, 1, hidden), dtype=down.y.dtype, buffer=nl.sbuf)
@@ -123,7 +151,7 @@ def compute_feed_forward(tile, operands):
     down.rank_sum.finish()
 
 
-def weight_columns(tile, operands, columns):
+def weight_rows(tile, operands):
     """Return hidden states times the norm's weight, [partition, C, column] in SBUF, and set `gated.row_factors`.
 
     Weights of 8 bits arrive in half the time, so products begin before 1 / rms is known, and their sums are multiplied
@@ -131,19 +159,13 @@ def weight_columns(tile, operands, columns):
 
     Args:
         tile: hidden states in SBUF, [partition, row, C].
-        operands: `FeedForwardOperands`.
-        columns: columns of the result, at least as many as rows.
+        operands: `FeedForwardOperands` whose scales are loaded.
     """
-    height, rows, count = tile.shape
-    x = nl.ndarray((height, count, columns), dtype=tile.dtype, buffer=nl.sbuf)
-    sums = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
-    if columns > rows:
-        nisa.memset(dst=x[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
-        nisa.memset(dst=sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
-    write_weighted(x[:, :, 0:rows], tile.permute((0, 2, 1)), operands.norm_column)
-    sum_squares(tile, sums[:, 0:rows])
-    operands.gated.row_factors = RowFactors(sums, operands.gated.hidden, operands.norm.eps)
-    return x
+    rows = tile.shape[1]
+    write_weighted(operands.weighted[:, :, 0:rows], tile.permute((0, 2, 1)), operands.norm_column)
+    sum_squares(tile, operands.square_sums[:, 0:rows])
+    operands.gated.row_factors = RowFactors(operands.square_sums, operands.gated.hidden, operands.norm.eps)
+    return operands.weighted
 
 
 def load_group_residual(operands, residual):
@@ -152,11 +174,7 @@ def load_group_residual(operands, residual):
     Scalar triggers the loads: they wait for a store, and the queue of the weights must wait for no result.
     """
     layout, rows = operands.layout, residual.shape[0]
-    tile = nl.ndarray((PARTITIONS, layout.chunks, layout.size), dtype=residual.dtype, buffer=nl.sbuf)
-    if rows < layout.width:
-        # One instruction adds all partitions, so those without a row of y hold zeros.
-        nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
     for group in range(layout.count_groups()):
         first = group * layout.width
-        transfer(tile[first : first + rows, :, :], layout.view_group(residual, group), SCALAR)
-    operands.grouped.residual = tile
+        target = operands.grouped.residual[first : first + rows, :, :]
+        transfer(target, layout.view_group(residual, group), SCALAR)
