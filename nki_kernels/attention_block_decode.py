@@ -144,14 +144,10 @@ def attention_block_decode(
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         store_hidden(y, attend_hidden_states(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
-    assert w_qkv_scales is None and w_o_scales is None, (
-        "attention_block_decode takes w_qkv_scales and w_o_scales on one core without position_ranks, for up to 128 "
-        "rows; launch qkv_projection, attention_decode and output_projection"
-    )
     share = find_core_share(sizes)
     # Positions and angles are loaded before the projection, because they depend on none of its results.
     start = None if share is None else ShareStart(share, cache, sizes, step)
-    q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
+    q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps, w_qkv_scales=w_qkv_scales)
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
     wait_for_other_core(nl.num_programs(), k, nisa.engine.tensor)
@@ -161,7 +157,7 @@ def attention_block_decode(
         start.attend(o, (q, k, v), ranks)
     # Each core projects the outputs of both to half of the columns of y.
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
-    return output_projection(o, w_o, x, replica_group), k_cache, v_cache
+    return output_projection(o, w_o, x, replica_group, w_o_scales=w_o_scales), k_cache, v_cache
 
 
 def wrap_weights(norm_weight, w_qkv, w_o, eps, q_size, kv_size):

@@ -48,8 +48,10 @@ class OverPositions(Ranks):
             if shard.get("slots") is not None:
                 shard["slots"] = shard["slots"] // self.count
             if self.summed:
-                q, keys_values = np.split(shard["w_qkv"], [shard["q_size"]], axis=1)
-                shard["w_qkv"] = np.concatenate([self.share(q, rank), keys_values], axis=1)
+                for name in ("w_qkv", "w_qkv_scales"):
+                    if shard.get(name) is not None:
+                        q, keys_values = np.split(shard[name], [shard["q_size"]], axis=1)
+                        shard[name] = np.concatenate([self.share(q, rank), keys_values], axis=1)
                 shard["w_o"] = self.share(shard["w_o"].T, rank).T.copy()
                 shard |= dict(q_size=shard["q_size"] // self.count, replica_group=group)
         return [tuple(shard.values()) for shard in shards]

@@ -25,7 +25,7 @@ from tests.kernels.case import (
     together,
     vary,
 )
-from tests.kernels.divided import OverHeads
+from tests.kernels.divided import OverHeads, OverPositions
 from tests.kernels.test_feed_forward import FP8, INT8, quantise
 
 
@@ -214,9 +214,15 @@ class TestQuantisedAttentionBlockDecode(KernelTests):
                 w_o_scales=lambda scales: scales.astype(BF16),
             ),
         ],
+        two_sums=vary(depth=32, half=16, hidden=172, sequences=[3, 130], positions=8, elements=[FP8, INT8]),
         ranks=[
-            OverHeads(2, dict(k_cache=1, v_cache=1, w_o=0), dict(hidden=130, norms=False, elements=elements))
-            for elements in (FP8, INT8)
+            OverPositions(2, settings=dict(heads=8, norms=False, sequences=2, hidden=130), summed=True),
+            *(
+                OverHeads(
+                    2, dict(k_cache=1, v_cache=1, w_o=0), dict(hidden=130, norms=False, elements=elements)
+                )
+                for elements in (FP8, INT8)
+            ),
         ],
     )
 
