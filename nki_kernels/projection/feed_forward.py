@@ -25,6 +25,12 @@ from nki_kernels.projection.few_rows import keep_residual_rows, load_few_rows
 from nki_kernels.projection.gated_product import GatedProduct, count_unit_columns, load_bias_columns
 from nki_kernels.projection.grouped_product import GroupedOperands, GroupLayout, load_operands
 from nki_kernels.projection.products import add_products
+from nki_kernels.projection.quantised_rows import (
+    IntermediateQuantiser,
+    RowPreparation,
+    RowQuantiser,
+    SpreadFactors,
+)
 from nki_kernels.projection.residual_product import ResidualProduct, count_chunk_columns
 from nki_kernels.projection.row_groups import (
     allocate_transposed,
@@ -93,6 +99,7 @@ class FeedForward(nl.NKIObject):
     down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
     cut. dtype: x's dtype. run_norm: the Norm of rows in runs, or None. groups: GroupLayout of the down product,
     or None if it is computed in chunks of `residual_product`. grouped: its operands in SBUF, once they are loaded.
+    quantiser: RowQuantiser of rows that are multiplied in fp8, or None.
     """
 
     rows: RowSource
@@ -106,6 +113,7 @@ class FeedForward(nl.NKIObject):
     run_norm: Norm | None = None
     groups: GroupLayout | None = None
     grouped: GroupedOperands | None = None
+    quantiser: RowQuantiser | None = None
 
 
 @dataclass
@@ -127,13 +135,17 @@ class Prefetch(nl.NKIObject):
 
     tiles: SBUF row tiles of the next group; empty after the last group. loads: its PlannedLoads, issued
     during the first `load_units` units of the present group. norm_units: number of later units, before which
-    the tiles are normalised. normalised, transposed: how many tiles are normalised and transposed so far.
+    the tiles are normalised. preparation: RowPreparation of rows that are quantised, else None. normalised,
+    transposed: how many tiles are normalised and transposed so far. ready: how many tiles were prepared two chunks
+    ago and one chunk ago.
     """
 
     tiles: list
     loads: list
     load_units: int
     norm_units: int
+    preparation: RowPreparation | None = None
+    ready: tuple = (0, 0)
     normalised: int = 0
     transposed: int = 0
 
@@ -145,13 +157,31 @@ class Prefetch(nl.NKIObject):
         """Normalise in place the row tiles that are due before unit number `unit` and not normalised yet.
 
         None are due before the first `load_units` units, and all are due after the last unit, when `unit` is
-        the number of units. norm: RowNorm, or None: then the tiles stay as they are.
+        the number of units. norm: RowNorm, or None: then the tiles stay as they are. Rows that are quantised
+        take the same share of the steps of their preparation.
         """
         shares = max(0, unit - self.load_units + 1)
         due = min(len(self.tiles), len(self.tiles) * shares // self.norm_units)
+        if self.preparation is not None:
+            steps = self.preparation.count_steps()
+            self.preparation.advance_until(min(steps, steps * shares // self.norm_units))
+            return
         tiles = self.tiles[self.normalised : due]
         normalise_tiles(tiles, tiles, norm)
         self.normalised = due
+
+    def prepare_until(self, chunk, chunks):
+        """Issue the steps of the preparation that are due before chunk number `chunk` of `chunks` of the down product.
+
+        All are due in the first two thirds of the chunks.
+        """
+        steps = self.preparation.count_steps()
+        self.ready = (self.ready[1], self.preparation.count_ready())
+        self.preparation.advance_until(min(steps, blocks(3 * steps * chunk, 2 * chunks)))
+
+    def transpose_ready(self, buffers):
+        """Transpose a row tile that was prepared two chunks ago and is not transposed yet into `buffers.transposed`."""
+        self.transpose_next(min(1, self.ready[0] - self.transposed), buffers)
 
     def transpose_next(self, count, buffers):
         """Transpose the next `count` row tiles, or all that remain if they are fewer, into `buffers.transposed`."""
@@ -179,15 +209,15 @@ def assign_core_share(tokens, hidden, inner, ranks):
     )
 
 
-def allocate_row_buffers(rows, hidden, dtype, tile_height):
+def allocate_row_buffers(rows, hidden, dtype, tile_height, operand_dtype):
     """Return RowBuffers in SBUF for row groups of up to `rows` rows of `hidden` elements.
 
-    tile_height: rows of a full row tile.
+    dtype, operand_dtype: of the row tiles and of their transposes. tile_height: rows of a full row tile.
     """
     tiles = []
     for _ in range(blocks(rows, tile_height)):
         tiles.append(nl.ndarray((min(rows, tile_height), hidden), dtype=dtype, buffer=nl.sbuf))
-    return RowBuffers(tiles, allocate_transposed(hidden, rows, dtype), tile_height)
+    return RowBuffers(tiles, allocate_transposed(hidden, rows, operand_dtype), tile_height)
 
 
 def build_gated_product(weights, columns, activation, in_runs):
@@ -242,13 +272,13 @@ def list_chunk_starts(ffn, groups, m):
     return list_starts(ffn.down.y.shape[1], count_chunk_columns(ffn.ranks * groups[m].rows, ffn.ranks))
 
 
-def count_due_units(chunk, chunks, units):
+def count_due_units(chunk, chunks, units, leading=1):
     """Return how many of `units` units to issue before chunk number `chunk`, so that units and chunks alternate evenly.
 
     Units are steps of the gate and up product, chunks those of the down product. All units are due if there
-    are no chunks, or after the last chunk.
+    are no chunks, or after the last chunk. leading: units before the first chunk.
     """
-    return units if chunks == 0 else min(units, chunk * units // chunks + 1)
+    return units if chunks == 0 else min(units, chunk * units // chunks + leading)
 
 
 def prepare_rows(ffn, groups):
@@ -259,7 +289,9 @@ def prepare_rows(ffn, groups):
     """
     if not ffn.gated.in_runs:
         height = count_tile_rows(ffn.ranks)
-        buffers = allocate_row_buffers(ffn.ranks * groups[0].rows, ffn.gated.hidden, ffn.dtype, height)
+        operand_dtype = ffn.dtype if ffn.quantiser is None else nl.float8_e4m3
+        rows = ffn.ranks * groups[0].rows
+        buffers = allocate_row_buffers(rows, ffn.gated.hidden, ffn.dtype, height, operand_dtype)
         prepare_first_group(ffn, groups[0], buffers)
         ffn.gated.load_scales()
         return buffers
@@ -283,14 +315,18 @@ def prepare_first_group(ffn, group, buffers):
     """
     tiles = view_row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
     trigger_loads(plan_loads(tiles, provide_group_rows(ffn, group)), STATIC)
-    normalised = tiles
+    normalised, copies = tiles, False
     if ffn.ranks == 1 and ffn.down.residual is not None and can_keep_residual(ffn):
-        if ffn.norm is not None:
+        if ffn.norm is not None or ffn.quantiser is not None:
             # The norm must not overwrite these rows, because they are added as the residual.
-            normalised = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)]
+            normalised, copies = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)], True
         first, end = ffn.core.columns
         ffn.down.keep_residual(tiles[0][:, first:end].reshape((group.rows, 1, end - first)))
-    normalise_tiles(normalised, tiles, ffn.norm)
+    if ffn.quantiser is None:
+        normalise_tiles(normalised, tiles, ffn.norm)
+    else:
+        preparation = RowPreparation(ffn.quantiser, tiles, normalised, ffn.norm, copies, [])
+        preparation.advance_until(preparation.count_steps())
     transpose_tiles(buffers.transposed, normalised, 0)
 
 
@@ -306,7 +342,10 @@ def plan_prefetch(ffn, groups, m, buffers, units):
         loads = plan_loads(tiles, provide_group_rows(ffn, groups[m]))
     # The second half of the units is left to the norm, which waits for these loads.
     load_units = max(1, units // 2)
-    return Prefetch(tiles, loads, load_units, max(1, units - load_units))
+    preparation = None
+    if ffn.quantiser is not None:
+        preparation = RowPreparation(ffn.quantiser, tiles, tiles, ffn.norm, False, [])
+    return Prefetch(tiles, loads, load_units, max(1, units - load_units), preparation)
 
 
 def provide_group_rows(ffn, group):
@@ -315,19 +354,74 @@ def provide_group_rows(ffn, group):
     return split_by_rank(provide_rows(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
 
 
-def append_row_scales(ffn, x):
+def append_row_scales(ffn, x, first_tile):
     """Append sigmoid(x @ row_gate) of each row tile to `ffn.down.row_scales`, a float32 SBUF tile [row, 1] for each.
 
-    Does nothing without a row_gate. x: transposed rows of a group in SBUF, [h in block, block, row].
+    Does nothing without a row_gate. x: transposed rows of a group in SBUF, [h in block, block, row]. first_tile:
+    index of the group's first row tile among all tiles, whose scales multiply rows that are quantised.
     """
     if ffn.row_gate is None:
         return
-    for first, end in ranges(0, x.shape[2], count_tile_rows(ffn.ranks)):
+    tiles = ranges(0, x.shape[2], count_tile_rows(ffn.ranks))
+    for index in range(len(tiles)):
+        first, end = tiles[index]
         bank = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.psum)
         add_products([[bank]], x, [(first, end)], ffn.row_gate, [(0, 1)], 0, ffn.gated.hidden)
         row_scale = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=row_scale, op=nl.sigmoid, data=bank)
+        scale = 1.0 if ffn.quantiser is None else ffn.quantiser.columns[first_tile + index]
+        nisa.activation(dst=row_scale, op=nl.sigmoid, data=bank, scale=scale)
         ffn.down.row_scales.append(row_scale)
+
+
+def spread_row_scales(ffn, group_rows, first_tile):
+    """Let the gate and up product multiply gate by the scales of a group's rows; do nothing without a quantiser.
+
+    group_rows: rows of the group, those of all ranks. first_tile: index of its first row tile among all tiles.
+    """
+    if ffn.quantiser is not None:
+        count = blocks(group_rows, count_tile_rows(ffn.ranks))
+        diagonals = ffn.quantiser.diagonals[first_tile : first_tile + count]
+        ffn.gated.row_factors = SpreadFactors(ffn.quantiser.spread(diagonals))
+
+
+def plan_quantisation(ffn, intermediates, first_tile):
+    """Return the IntermediateQuantiser of a row group, nothing issued yet; None without a quantiser of rows.
+
+    Args:
+        ffn: FeedForward.
+        intermediates: SBUF tiles [f in block, block, row], one for each core's columns.
+        first_tile: index of the group's first row tile among all tiles.
+    """
+    if ffn.quantiser is None:
+        return None
+    inner = ffn.core.exchanged_columns if ffn.core.exchanges else ffn.gated.inner
+    row_ranges = ranges(0, intermediates[0].shape[2], count_tile_rows(ffn.ranks))
+    columns = None
+    if ffn.gated.gate_factors_only:
+        columns = ffn.quantiser.columns[first_tile : first_tile + len(row_ranges)]
+    return IntermediateQuantiser(
+        ffn.quantiser, intermediates, inner, row_ranges, columns, ffn.core.exchanges, 0, None, [], [], []
+    )
+
+
+def finish_quantisation(ffn, pending, first_tile):
+    """Return a group's intermediates in fp8, and append their scales to the row scales of the down product.
+
+    The scales multiply those of a row gate, if there is one.
+
+    Args:
+        ffn: FeedForward.
+        pending: IntermediateQuantiser of the group.
+        first_tile: index of the group's first row tile among all tiles.
+    """
+    results, scales = pending.finish()
+    for index in range(len(scales)):
+        if ffn.row_gate is None:
+            ffn.down.row_scales.append(scales[index])
+        else:
+            gate = ffn.down.row_scales[first_tile + index]
+            nisa.tensor_tensor(dst=gate, data1=gate, data2=scales[index], op=nl.multiply)
+    return results
 
 
 def allocate_intermediate(ffn, rows):

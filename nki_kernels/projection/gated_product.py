@@ -21,6 +21,7 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.norms.runs import RowFactors
+from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import choose_operand_dtype, load_blocks_into, load_runs_into, select_columns
@@ -40,7 +41,8 @@ class GatedProduct(nl.NKIObject):
     those of gate and up as `load_bias_columns` returns them, each maybe None. activation: function of the Scalar
     engine. in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
     contraction. inner: columns of the intermediate. row_factors: RowFactors that multiply the rows of the
-    sums, if x is not normalised yet, else None.
+    sums, if x is not normalised yet or is quantised, else None. gate_factors_only: whether they multiply gate
+    alone; the reader of the intermediate then multiplies its rows by them.
     """
 
     weights: list
@@ -51,6 +53,7 @@ class GatedProduct(nl.NKIObject):
     hidden: int
     inner: int
     row_factors: RowFactors | None = None
+    gate_factors_only: bool = False
 
     def load_scales(self):
         """Load the scales of gate and up into SBUF, if the weights have any; until then `scales` has None for both."""
@@ -158,6 +161,9 @@ def accumulate(unit, product, x, planned_loads):
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
     most = PIECE_ELEMENTS if operand_dtype == x.dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
     blocks_per_piece = max(1, most // width)
+    pairs_blocks = x.dtype == nl.float8_e4m3
+    if pairs_blocks:
+        blocks_per_piece += blocks_per_piece % 2
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
@@ -174,18 +180,25 @@ def accumulate(unit, product, x, planned_loads):
             used = count_block_partitions(hidden, k, product.in_runs)
             stationary = piece[0:used, :, k - first_block, :]
             moving = x[0:used, k, :]
+            # Full blocks of fp8 rows are multiplied two at a time, with the first one of the two.
+            pairs = pairs_blocks and (k + 1) * PARTITIONS <= hidden - hidden % (2 * PARTITIONS)
             for side in range(sides):  # gate, up
                 for column in range(0, unit.full_width, PARTITIONS):
                     end = min(unit.full_width, column + PARTITIONS)
                     block = column // PARTITIONS
                     bank = unit.banks[side][block // unit.blocks_per_bank]
                     start = block % unit.blocks_per_bank * rows
-                    nisa.nc_matmul(
-                        dst=bank[0 : end - column, start : start + rows],
-                        stationary=stationary[:, side, column:end],
-                        moving=moving,
-                        accumulate=k > 0,
-                    )
+                    dst = bank[0 : end - column, start : start + rows]
+                    if not pairs:
+                        nisa.nc_matmul(
+                            dst=dst,
+                            stationary=stationary[:, side, column:end],
+                            moving=moving,
+                            accumulate=k > 0,
+                        )
+                    elif k % 2 == 0:
+                        pair = piece[:, side, k - first_block : k - first_block + 2, column:end]
+                        multiply_block_pair(dst, pair, x[:, k : k + 2, :], k > 0)
             if unit.packed_bank is not None:
                 nisa.nc_matmul(
                     dst=unit.packed_bank,
@@ -215,7 +228,7 @@ def multiply_rows(unit, product):
     """Replace the banks of a unit by float32 SBUF tiles with their sums times the row factors of the product."""
     factors = product.row_factors.compute()
     rows, width = factors.shape[1], unit.full_width
-    for side in range(len(unit.banks)):
+    for side in range(1 if product.gate_factors_only else len(unit.banks)):
         for bank in range(len(unit.banks[side])):
             first = bank * unit.blocks_per_bank
             last = min(blocks(width), first + unit.blocks_per_bank)
@@ -233,7 +246,11 @@ def multiply_rows(unit, product):
             unit.banks[side][bank] = scaled
     if unit.packed_bank is not None:
         scaled = nl.ndarray(unit.packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-        multiply_by_rows(scaled, unit.packed_bank, factors[0 : scaled.shape[0], :])
+        height = scaled.shape[0]
+        if product.gate_factors_only:
+            height = height // 2
+            nisa.tensor_copy(dst=scaled[height:, :], src=unit.packed_bank[height:, :])
+        multiply_by_rows(scaled[0:height, :], unit.packed_bank[0:height, :], factors[0:height, :])
         unit.packed_bank = scaled
 
 

@@ -106,6 +106,24 @@ def allocate_sums(tiles, panels):
     return sums
 
 
+def multiply_block_pair(dst, stationary, moving, accumulate):
+    """Add the product of two K blocks to a PSUM tile, or overwrite it: fp8 operands [k, 2, column], at double rate.
+
+    On gen2, which lacks the mode, two products follow each other.
+    """
+    if nisa.get_nc_version() == nisa.nc_version.gen2:
+        nisa.nc_matmul(dst=dst, stationary=stationary[:, 0, :], moving=moving[:, 0, :], accumulate=accumulate)
+        nisa.nc_matmul(dst=dst, stationary=stationary[:, 1, :], moving=moving[:, 1, :], accumulate=True)
+    else:
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=stationary,
+            moving=moving,
+            accumulate=accumulate,
+            perf_mode=nisa.matmul_perf_mode.double_row,
+        )
+
+
 def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=False):
     """Add the products of some K blocks to the sums of `allocate_sums` in PSUM; block 0 overwrites them instead.
 

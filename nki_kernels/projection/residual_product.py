@@ -21,6 +21,7 @@ import nki.language as nl
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.grouped_product import choose_group_width
+from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.sums import OutputChunk, RankSum
 from nki_kernels.tiles import (
@@ -172,12 +173,18 @@ def compute_chunk(product, x_parts, first_row, first_column):
     rows = x_parts[0].shape[2]
     chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
-    group_width = PARTITIONS if product.scales is None else choose_group_width(rows)
+    group_width = (
+        PARTITIONS
+        if product.scales is None or x_parts[0].dtype == nl.float8_e4m3
+        else choose_group_width(rows)
+    )
     accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
     for index in range(len(x_parts)):
         x = x_parts[index]
         k_blocks = blocks(weight.matrices[index].elements.shape[0])
         blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
+        if x.dtype == nl.float8_e4m3:
+            blocks_per_piece += blocks_per_piece % 2
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
             piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
@@ -301,7 +308,12 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
     half = PARTITIONS // 2
     for i in range(len(accumulators)):
         stationary, moving = select_operands(accumulators[i], x, piece)
-        for k in range(full):  # k: K block of the piece
+        paired = full - full % 2 if x.dtype == nl.float8_e4m3 else 0
+        for k in range(0, paired, 2):  # k: first K block of a pair of fp8 blocks
+            block = piece.first_block + k
+            pair = stationary[:, block : block + 2, :]
+            multiply_block_pair(accumulators[i].bank, pair, moving[:, k : k + 2, :], add or block > 0)
+        for k in range(paired, full):  # k: K block of the piece
             nisa.nc_matmul(
                 dst=accumulators[i].bank,
                 stationary=stationary[:, piece.first_block + k, :],

@@ -1,0 +1,325 @@
+"""Rows of 8 bits for products of fp8 weights: each row is divided by a scale of its own, and rounded to float8_e4m3.
+
+    scale = max(|row|) / 240;   quantised = row * (1 / scale)
+
+Rows [row, H] are rounded to their own dtype before they are rounded to fp8. The intermediate of a feed-forward block
+lies transposed, [f in block, block, row], and is rounded to fp8 at once. Its scale is that of a rank's columns. The
+first product is linear in the scale of its rows, so gate is multiplied by it before the activation. Up's scale is
+left out of the intermediate, and multiplies the row of the last product with the intermediate's own scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.cores import exchange_tiles
+from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normalise
+from nki_kernels.tiles import PARTITIONS, filled, identity
+
+LARGEST = 240.0
+"""Largest number of float8_e4m3."""
+
+REDUCED_COLUMNS = 256
+"""Columns of magnitudes that one reduction takes; more are halved before."""
+
+LEAST = 1.0e-30
+"""Least magnitude of a row that counts: a row of zeros has this divided by 240 as its scale."""
+
+
+@dataclass
+class RowQuantiser(nl.NKIObject):
+    """Scales of all rows so far, and the operands that bring columns of numbers to all partitions.
+
+    columns: for each row tile a float32 column [row, 1] in SBUF, what its quantised rows are multiplied by.
+    diagonals: for each row tile the diagonal matrix of its column, float32 [row, row] in SBUF. identity, ones:
+    float32 [rows of a tile, rows of a tile] and [rows of a tile, 128] in SBUF. scratch: two SBUF tiles [row, H],
+    which magnitudes overwrite in turn.
+    """
+
+    columns: list
+    diagonals: list
+    identity: nl.NkiTensor
+    ones: nl.NkiTensor
+    scratch: list
+
+    def build_diagonal(self, column):
+        """Return the diagonal matrix of a float32 column [row, 1] in SBUF as a new SBUF tile [row, row]."""
+        height = column.shape[0]
+        diagonal = nl.ndarray((height, height), dtype=nl.float32, buffer=nl.sbuf)
+        unit = self.identity[0:height, 0:height]
+        nisa.tensor_scalar(dst=diagonal, data=unit, op0=nl.multiply, operand0=column)
+        return diagonal
+
+    def spread(self, diagonals):
+        """Return the diagonals of matrices, one after the other, on all partitions: float32 [128, rows] in SBUF."""
+        rows = 0
+        for diagonal in diagonals:
+            rows += diagonal.shape[0]
+        bank = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
+        first = 0
+        for diagonal in diagonals:
+            height = diagonal.shape[0]
+            # A column has one number beside zeros, so the sum over its partitions is the number itself.
+            nisa.nc_matmul(
+                dst=bank[:, first : first + height], stationary=self.ones[0:height, :], moving=diagonal
+            )
+            first += height
+        result = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=result, op=nl.copy, data=bank)
+        return result
+
+
+@dataclass
+class SpreadFactors(nl.NKIObject):
+    """Factors of the rows of a product on all partitions, as `RowFactors` has them: float32 [128, row] in SBUF."""
+
+    factors: nl.NkiTensor
+
+    def compute(self):
+        """Return `factors`."""
+        return self.factors
+
+
+@dataclass
+class IntermediateQuantiser(nl.NKIObject):
+    """The intermediates of a row group on their way to fp8, in stages between which other products run.
+
+    Each stage waits for another engine. So products that do not need the intermediates are issued in between.
+
+    quantiser: RowQuantiser. intermediates: SBUF tiles [f in block, block, row]: of this core, and of the other core
+    if there is one. inner: columns of each of them. row_ranges: ranges (first, end) of rows, one for each row tile.
+    columns: for each row tile a float32 column by which the scales are multiplied, or None. exchanges: whether the
+    other core has other columns of the same rows; both cores then take the larger scale. stage: number of stages
+    that are issued.
+
+    largest: [partition, row] in SBUF after the first stage. scales: for each row tile a float32 column [row, 1] in
+    SBUF after the second stage; diagonals: for each row tile the diagonal matrix of 1 / scale, before `columns`
+    multiply it. results: fp8 tiles of the shape of the intermediates after the third stage.
+    """
+
+    quantiser: RowQuantiser
+    intermediates: list
+    inner: int
+    row_ranges: list
+    columns: list | None
+    exchanges: bool
+    stage: int
+    largest: nl.NkiTensor | None
+    diagonals: list
+    scales: list
+    results: list
+
+    def advance(self):
+        """Issue the next stage, if there is one."""
+        if self.stage == 0:
+            self.largest = find_largest_magnitudes(self.intermediates[0], self.inner)
+            if self.exchanges:
+                other = exchange_tiles(self.largest)
+                nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=other, op=nl.maximum)
+        elif self.stage == 1:
+            self.compute_scales()
+        elif self.stage == 2:
+            factors = self.quantiser.spread(self.diagonals)
+            for intermediate in self.intermediates:
+                self.results.append(divide_intermediate(intermediate, self.inner, factors))
+        self.stage += 1
+
+    def compute_scales(self):
+        """Compute the scale of each row and its inverse from the largest magnitudes on each partition."""
+        for index in range(len(self.row_ranges)):
+            first, end = self.row_ranges[index]
+            shape = (end - first, self.largest.shape[0])
+            bank = nl.ndarray(shape, dtype=self.largest.dtype, buffer=nl.psum)
+            nisa.nc_transpose(dst=bank, data=self.largest[:, first:end])
+            column = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
+            scale, inverse = compute_scale(column)
+            if self.columns is not None:
+                nisa.tensor_tensor(dst=scale, data1=scale, data2=self.columns[index], op=nl.multiply)
+            self.scales.append(scale)
+            self.diagonals.append(self.quantiser.build_diagonal(inverse))
+
+    def finish(self):
+        """Issue all stages that remain; return the fp8 tiles and the scales, a column for each row tile."""
+        while self.stage < 3:
+            self.advance()
+        return self.results, self.scales
+
+
+def create_row_quantiser(rows, hidden, dtype):
+    """Return a RowQuantiser without scales for row tiles of up to `rows` rows of `hidden` elements of `dtype`."""
+    scratch = []
+    for _ in range(2):
+        scratch.append(nl.ndarray((rows, hidden), dtype=dtype, buffer=nl.sbuf))
+    return RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), scratch)
+
+
+def compute_scale(largest):
+    """Return scales and their inverses, float32 columns [row, 1] in SBUF, of the largest magnitudes of rows.
+
+    largest: float32 column [row, 1] in SBUF or PSUM.
+    """
+    scale = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=scale, data=largest, op0=nl.maximum, operand0=LEAST, op1=nl.multiply, operand1=1.0 / LARGEST
+    )
+    inverse = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=scale)
+    return scale, inverse
+
+
+@dataclass
+class RowPreparation(nl.NKIObject):
+    """The row tiles of a group, which are normalised and divided by their scales in steps.
+
+    In a step each tile takes another of four stages, so that no engine waits for a result of the same step: the
+    statistics of its rows, their norm, their magnitudes, and the division.
+
+    quantiser: RowQuantiser, to which scales are appended. tiles, results: SBUF tiles [row, H], the rows as they are
+    loaded and as they are divided. norm: RowNorm, or None. copies: whether results are other tiles than `tiles`.
+    statistics: RowStatistics of the tiles so far. step: number of steps that are issued.
+    """
+
+    quantiser: RowQuantiser
+    tiles: list
+    results: list
+    norm: RowNorm | None
+    copies: bool
+    statistics: list
+    step: int = 0
+
+    def count_steps(self):
+        """Return the number of all steps: 0 without tiles."""
+        return len(self.tiles) + 3 if len(self.tiles) > 0 else 0
+
+    def count_ready(self):
+        """Return how many tiles, from the first on, are divided by their scales."""
+        return max(0, min(len(self.tiles), self.step - 3))
+
+    def advance_until(self, step):
+        """Issue the steps before number `step` that are not issued yet."""
+        while self.step < step:
+            self.issue_step()
+            self.step += 1
+
+    def issue_step(self):
+        """Issue step number `step`: tile `step` takes the first stage, the tile before it the second, and so on."""
+        count = len(self.tiles)
+        if self.step < count and self.norm is not None:
+            self.statistics.append(compute_row_statistics(self.tiles[self.step], self.norm))
+        index = self.step - 1
+        if index >= 0 and index < count:
+            if self.norm is not None:
+                normalise(self.results[index], self.tiles[index], self.statistics[index], self.norm)
+            elif self.copies:
+                nisa.tensor_copy(dst=self.results[index], src=self.tiles[index])
+        index = self.step - 2
+        if index >= 0 and index < count:
+            nisa.activation(dst=self.view_scratch(index), op=nl.abs, data=self.results[index])
+        index = self.step - 3
+        if index >= 0:
+            tile = self.results[index]
+            scale, inverse = compute_scale(reduce_maximum(self.view_scratch(index)))
+            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=inverse)
+            self.quantiser.columns.append(scale)
+            self.quantiser.diagonals.append(self.quantiser.build_diagonal(scale))
+
+    def view_scratch(self, index):
+        """Return the scratch tile of row tile number `index`, a view [row, H]."""
+        return self.quantiser.scratch[index % 2][0 : self.tiles[index].shape[0], :]
+
+
+def reduce_maximum(magnitudes):
+    """Return the largest element of each row of an SBUF tile [row, H], float32 [row, 1]; the tile is overwritten."""
+    width = magnitudes.shape[1]
+    while width > REDUCED_COLUMNS:
+        half = width // 2
+        # A maximum of two tiles of 16 bits takes half of the time that a reduction takes for each element.
+        nisa.tensor_tensor(
+            dst=magnitudes[:, 0:half],
+            data1=magnitudes[:, 0:half],
+            data2=magnitudes[:, width - half : width],
+            op=nl.maximum,
+        )
+        width -= half
+    largest = nl.ndarray((magnitudes.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=magnitudes[:, 0:width], axis=1)
+    return largest
+
+
+def find_largest_magnitudes(intermediate, inner):
+    """Return the largest magnitude of each row of an intermediate on each partition: [partition, row] in SBUF.
+
+    Args:
+        intermediate: SBUF tile [f in block, block, row].
+        inner: columns of the intermediate; elements behind them are not read.
+    """
+    height, _, rows = intermediate.shape
+    full, short = inner // height, inner % height
+    largest = nl.ndarray((height, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
+    if full > 0:
+        magnitudes = nl.ndarray((height, full, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=magnitudes, op=nl.abs, data=intermediate[:, 0:full, :])
+        count = full
+        while count > 1:
+            half = count // 2
+            # The upper half of the blocks meets the lower half, until one block is left.
+            nisa.tensor_tensor(
+                dst=magnitudes[:, 0:half, :],
+                data1=magnitudes[:, 0:half, :],
+                data2=magnitudes[:, count - half : count, :],
+                op=nl.maximum,
+            )
+            count -= half
+        largest = magnitudes[:, 0, :]
+    else:
+        nisa.memset(dst=largest, value=0.0)
+    if short > 0:
+        tail = nl.ndarray((short, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=tail, op=nl.abs, data=intermediate[0:short, full, :])
+        nisa.tensor_tensor(dst=largest[0:short, :], data1=largest[0:short, :], data2=tail, op=nl.maximum)
+    return largest
+
+
+def divide_intermediate(intermediate, inner, factors):
+    """Return an intermediate times the factors of its rows as a new fp8 tile [f in block, block, row] in SBUF.
+
+    factors: float32 [128, row] in SBUF. inner: columns of the intermediate.
+    """
+    height, count, _ = intermediate.shape
+    result = nl.ndarray(intermediate.shape, dtype=nl.float8_e4m3, buffer=nl.sbuf)
+    full = inner // height
+    for first, end, used in ((0, full, height), (full, count, max(1, inner - full * height))):
+        if end > first:
+            factor = factors[0:used, :].expand_dim(1).broadcast(1, end - first)
+            nisa.tensor_tensor(
+                dst=result[0:used, first:end, :],
+                data1=intermediate[0:used, first:end, :],
+                data2=factor,
+                op=nl.multiply,
+            )
+    return result
+
+
+def quantise_rows_reference(
+    rows: np.ndarray, element: np.dtype, dtype: np.dtype, divided_dtype: np.dtype | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows in float8_e4m3 with a scale for each: elements and scales [..., 1], both of the dtype of `rows`.
+
+    Args:
+        rows: [..., columns], float32 or float64.
+        element: float8_e4m3.
+        dtype: to which they are rounded before they are divided.
+        divided_dtype: to which divided rows are rounded before they are rounded to fp8; None for no such rounding.
+    """
+    stored = rows.astype(dtype).astype(rows.dtype)
+    largest = np.abs(stored).max(axis=-1, keepdims=True)
+    scales = np.maximum(largest, rows.dtype.type(LEAST)) * rows.dtype.type(1.0 / LARGEST)
+    divided = stored * (1 / scales)
+    if divided_dtype is not None:
+        divided = divided.astype(divided_dtype).astype(rows.dtype)
+    return np.clip(divided, -LARGEST, LARGEST).astype(element).astype(rows.dtype), scales
