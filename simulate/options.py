@@ -171,6 +171,9 @@ _LAUNCHES: Rows = {
         help="launch a kernel with each of these sizes in the place of NAME, as in 'f32[B,512]' --sweep B=1,4,8, and "
         "find the size at which capacity ends",
     ),
+    "--products": dict(
+        action="store_true", help="also list the matmuls whose operands are not proven to be integers"
+    ),
     "--orders": dict(
         type=read_repetitions,
         default=0,
@@ -296,7 +299,7 @@ MEMORY = _options(
     "--sweep --trips --ranks",
     _RUNNING,
 )
-CHECK = _options("--format --ignore --as-error|--error --orders --seeds --ranks", _RUNNING)
+CHECK = _options("--format --ignore --as-error|--error --orders --seeds --products --ranks", _RUNNING)
 VERIFY = _options(_ONE_RANK, "--reference", _RUNNING)
 TUNE = _options(
     _option(

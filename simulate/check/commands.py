@@ -31,6 +31,7 @@ from simulate.check import (
 )
 from simulate.check.findings import convert_error
 from simulate.check.formats import plain_findings
+from simulate.check.integer_products import format_lines, list_lines
 from simulate.check.lint import findings_in, lint_launched, source_of
 from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import explain_no_launch, list_read_files
@@ -76,7 +77,9 @@ def _check_script(
     if seen.launches or seen.errors:
         findings = collect_findings(seen, progress)
         advice = lint_launched([launch for launch, _ in seen.launches])
-        kept = _report([*findings, *advice], options)
+        products = list_lines(seen.launches)
+        kept = _report([*findings, *advice], options, format_lines(products, options.products))
+        contents["integer_products"] = products
         contents["launches"] = [summary(launch) for launch, _ in seen.launches]
         contents["findings"] = plain_findings(sort_findings(kept or ()))
         if kept is None:
@@ -180,8 +183,15 @@ def _lint_files(options: argparse.Namespace, files: Sequence[Path], contents: di
     return 1 if any(finding.severity is Severity.error for finding in kept) else 0
 
 
-def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
+def _report(
+    findings: Iterable[Finding], options: argparse.Namespace, statements: str = ""
+) -> list[Finding] | None:
     """Print the findings whose codes `--ignore` does not name, in the format of `--format`.
+
+    Args:
+        findings: The findings.
+        options: The options of the command line.
+        statements: Lines that a report in text begins with.
 
     Returns:
         The printed findings, in the order of the argument. Codes of `--error` have severity error. None,
@@ -197,7 +207,7 @@ def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Fi
         report_format = Format(options.format)
         text = render(sort_findings(kept), report_format)
         if report_format is Format.text:
-            show_lines(text)
+            show_lines(statements + text)
         else:
             print(text, end="")
         sys.stdout.flush()

@@ -26,6 +26,7 @@ from simulate.check.footprint import (
     static_footprint,
     written_footprint,
 )
+from simulate.check.integer_sums import SumsOfLaunch
 from simulate.check.notes import Note
 from simulate.check.observed_arithmetic import Arithmetic
 from simulate.check.observed_leftovers import Leftovers
@@ -197,6 +198,8 @@ class Evidence:
         self._streams: list[Stream] = []
         self.returned: list[Returned] = []
         self.nonfinite = NonFinite()
+        self.integer_sums = SumsOfLaunch()
+        """Accumulation groups of matmuls of proven integers; the detector `integer_products` fills them."""
         self.varied: list[Finding] = []
         """Findings of repetitions of the launch, in other orders or under other core schedules."""
 

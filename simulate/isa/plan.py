@@ -270,6 +270,10 @@ class Effects:
     """Whether the caller promises that no run-time row number repeats."""
     is_idle_exponential: bool = False
     """Whether it is an exponential of the Vector engine that leaves the accumulator registers undefined."""
+    rearranges: bool = False
+    """Whether every element of the result has the value of an element of the operand; -0 may become 0."""
+    permutes_bits: bool = False
+    """Whether every bit of the result is a certain bit of the operand, its inverse, or a constant."""
     is_scalar_arithmetic: bool = False
     """Whether it computes one scalar of an instruction stream from others."""
 
@@ -282,6 +286,9 @@ JOINS_COLUMNS = Effects(contraction=Contraction.columns)
 
 SUMS_PRODUCTS = Effects(contraction=Contraction.products, sums_products=True)
 """The effects of a matmul."""
+
+REARRANGES, PERMUTES_BITS = Effects(rearranges=True), Effects(permutes_bits=True)
+"""The effects of transposes on chip, and of operators on bits with constants."""
 
 DRAWS, SEEDS = Effects(random=RandomUse.draws), Effects(random=RandomUse.seeds)
 """The effects of instructions that use a random generator."""

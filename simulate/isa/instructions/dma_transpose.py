@@ -19,7 +19,7 @@ from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 _BLOCK = 16
 _LAST_DIM_MAX = 128
-_EFFECTS = Effects(transposes=True)
+_EFFECTS = Effects(transposes=True, rearranges=True)
 
 
 @instruction

@@ -13,7 +13,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.fp8_subnormals import flush_operands
 from simulate.isa.instructions.nc_matmul import input_dtypes, inside_one_bank
-from simulate.isa.plan import Accumulate, Domain, Plan
+from simulate.isa.plan import REARRANGES, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -94,6 +94,7 @@ def _plan(
         name=name,
         accumulate=Accumulate.overwrite if engine is Engine.tensor else None,
         propagate=propagation.transposed if domain is Domain.bits else propagation.contracted,
+        effects=REARRANGES,
     )
 
 

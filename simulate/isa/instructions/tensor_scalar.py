@@ -12,7 +12,7 @@ from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.alu_stage import Stage, stage
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import PERMUTES_BITS, PLAIN, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator, alu_operator
 
@@ -86,6 +86,7 @@ def tensor_scalar(
         cost=costs.copied(hardware, engine, dst, data, bitvec),
         name=name,
         propagate=propagation.elementwise,
+        effects=PERMUTES_BITS if bitvec and not any(s.reads for s in stages) else PLAIN,
         undocumented=rules.violations(
             *rules.flags(reverse0=reverse0, reverse1=reverse1),
             *((column_is_float32, i, s) for i, s in enumerate(stages)),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from simulate.hardware import Hardware
 from simulate.isa import costs, dma_costs
 from simulate.isa.enums import DgeMode, Engine
-from simulate.isa.plan import PLAIN, Cost, Phase
+from simulate.isa.plan import PERMUTES_BITS, PLAIN, Cost, Phase
 from simulate.isa.shapes import count_contiguous_bytes
 from simulate.profile.advice.edits import Edit, Uses, collect_uses, find_trigger_engine
 from simulate.run.stream import Stream
@@ -91,7 +91,8 @@ def _can_spread(stream: Stream, event: int) -> bool:
         return False
     if plan.cost.dma is not None:
         return plan.effects.copies and len(template.boxes) == 2
-    if plan.engine not in _ELEMENTWISE or plan.effects is not PLAIN or plan.state is not None:
+    is_plain = plan.effects in (PLAIN, PERMUTES_BITS)
+    if plan.engine not in _ELEMENTWISE or not is_plain or plan.state is not None:
         return False
     operands = [template.operands[index] for index in (*template.reads, *template.writes)]
     first = template.operands[template.writes[0]]

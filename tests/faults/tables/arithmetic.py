@@ -46,6 +46,25 @@ def product_from_zero(x, sick):
     return copied_out(product)
 
 
+@fault(
+    "NKW-INT-PRODUCT",
+    ramp(1152, 4).astype(np.int8),
+    ramp(1152, 6).astype(np.int8),
+    answer=lambda a, b: (a.astype(np.int32).T @ b.astype(np.int32)).astype(np.float32),
+)
+def bytes_in_one_group(a, b, sick):
+    """Products of int8 data over K = 1152 are summed in one group, although two of 1024 and 128 are exact."""
+    total, sums = nl.full((4, 6), 0.0, dtype=nl.float32), nl.ndarray((4, 6), nl.float32, buffer=nl.psum)
+    for block in range(9):
+        rows = slice(128 * block, 128 * block + 128)
+        stationary, moving = nl.load(a[rows], dtype=nl.bfloat16), nl.load(b[rows], dtype=nl.bfloat16)
+        first = block == 0 or (block == 8 and not sick)
+        nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving, accumulate=not first)  # blamed
+        if block == 8 or (block == 7 and not sick):
+            nisa.tensor_tensor(dst=total, data1=total, data2=sums, op=nl.add)
+    return copied_out(total)
+
+
 @fault("NKW-SUM-ABSORBED", np.full((4, 16), 257, np.float32), answer=lambda x: x + np.float32(3))
 def counts_in_bfloat16(x, sick):
     """Ones are added to a bfloat16 sum of 257, whose neighbours are 256 and 258."""
