@@ -117,14 +117,22 @@ def rotate(result, tile, cosines, sines, head):
     nisa.tensor_tensor(dst=with_cos, data1=halves, data2=broadcast_to_heads(cosines, heads), op=nl.multiply)
     with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=with_sin, data1=halves, data2=broadcast_to_heads(sines, heads), op=nl.multiply)
-    nisa.tensor_tensor(
-        dst=target[:, :, 0:half], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
-    )
-    nisa.tensor_tensor(
-        dst=target[:, :, half : 2 * half], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
-    )
+    combine_halves(target[:, :, 0 : 2 * half].reshape_dim(2, (2, half)), with_cos, with_sin)
     if 2 * half < head:
         nisa.tensor_copy(dst=target[:, :, 2 * half : head], src=source[:, :, 2 * half : head])
+
+
+def combine_halves(result, with_cos, with_sin):
+    """Write the turned halves a' = a * c - b * s and b' = b * c + a * s to `result`, [rows, heads, 2, R/2] in SBUF.
+
+    with_cos, with_sin: a and b, times c and times s, float32 tiles of the same shape in SBUF.
+    """
+    nisa.tensor_tensor(
+        dst=result[:, :, 0, :], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
+    )
+    nisa.tensor_tensor(
+        dst=result[:, :, 1, :], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
+    )
 
 
 def broadcast_to_heads(angles, heads):

@@ -1,4 +1,4 @@
-"""Few rows of a feed-forward block with weights of 8 bits: from HBM to the moving operand of the gate and up product.
+"""Few rows that meet weights of 8 bits: from HBM to an operand of the first product, for `mlp` and `qkv_projection`.
 
 Such weights arrive in half the time of others, so the time before the first product counts. Rows in row tiles would
 leave most partitions idle: the norm of one row of 8192 elements takes 20 us on one partition. Here rows lie in runs:
@@ -7,6 +7,8 @@ norm's weight alone, and the sums by 1 / rms of their rows (`RowFactors`), so th
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -40,6 +42,44 @@ def takes_runs(x, norm, ranks, has_row_gate):
     return few and norm.bias is None and ranks == 1 and not has_row_gate
 
 
+@dataclass
+class RequestedRows(nl.NKIObject):
+    """Rows in SBUF that `spread_few_rows` brings into runs.
+
+    tile: rows as they are, [row, H], if they are to be transposed, else in runs, [partition, row, C]. weight: the
+    norm's weight in runs, [partition, C], or None. runs: not written yet, [partition, C, column], but for zeros behind
+    the T rows. is_transposed: whether the rows are to be transposed. rows, hidden: T and H.
+    """
+
+    tile: nl.NkiTensor
+    weight: nl.NkiTensor | None
+    runs: nl.NkiTensor
+    is_transposed: bool
+    rows: int
+    hidden: int
+
+
+def is_transposed_on_chip(x):
+    """Return whether few rows x [T, H] @ HBM are loaded row by row and transposed, instead of in runs."""
+    return x.shape[0] > RUN_LOADS and x.shape[1] % PARTITIONS == 0
+
+
+def request_few_rows(x, norm, columns):
+    """Issue the loads of rows x [T, H] @ HBM and of the norm's weight, if any; return RequestedRows.
+
+    norm: Norm, RMSNorm; None for none. columns: columns of the result, at least T.
+    """
+    rows, hidden = x.shape
+    transposes = is_transposed_on_chip(x)
+    tile = load_row_tile(x) if transposes else load_hidden(x)
+    shape = (count_block_partitions(hidden, 0, True), blocks(hidden), columns)
+    runs = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+    if columns > rows:
+        nisa.memset(dst=runs[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+    weight = None if norm is None else load_column(norm.weight, norm.offset, True)
+    return RequestedRows(tile, weight, runs, transposes, rows, hidden)
+
+
 def load_few_rows(x, norm, gated, columns):
     """Load rows x [T, H] @ HBM; return them in runs, and as they are, [row, H] in SBUF, or None.
 
@@ -51,30 +91,40 @@ def load_few_rows(x, norm, gated, columns):
         norm: Norm, RMSNorm; None for none.
         columns: columns of the result, at least T.
     """
-    rows, hidden = x.shape
-    transposes = rows > RUN_LOADS and hidden % PARTITIONS == 0
-    tile = load_row_tile(x) if transposes else load_hidden(x)
-    height, count = count_block_partitions(hidden, 0, True), blocks(hidden)
-    result = nl.ndarray((height, count, columns), dtype=x.dtype, buffer=nl.sbuf)
-    if columns > rows:
-        nisa.memset(dst=result[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
-    weight = None if norm is None else load_column(norm.weight, norm.offset, True)
+    requested = request_few_rows(x, norm, columns)
     # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
     gated.load_scales()
-    if transposes:
-        transpose_weighted(result[:, :, 0:rows], tile, weight)
-    else:
-        write_weighted(result[:, :, 0:rows], tile.permute((0, 2, 1)), weight)
+    runs = spread_few_rows(requested)
     if norm is not None:
-        sums = nl.ndarray((rows if transposes else height, columns), dtype=nl.float32, buffer=nl.sbuf)
-        if columns > rows:
-            nisa.memset(dst=sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
-        if transposes:
-            sum_row_squares(tile, sums[:, 0:rows])
-        else:
-            sum_squares(tile, sums[:, 0:rows])
-        gated.row_factors = RowFactors(sums, hidden, norm.eps)
-    return result, tile if transposes else None
+        gated.row_factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
+    return runs, requested.tile if requested.is_transposed else None
+
+
+def spread_few_rows(requested):
+    """Write RequestedRows, times the norm's weight if any, to `requested.runs`; return it, [partition, C, column]."""
+    runs = requested.runs[:, :, 0 : requested.rows]
+    if requested.is_transposed:
+        transpose_weighted(runs, requested.tile, requested.weight)
+    else:
+        write_weighted(runs, requested.tile.permute((0, 2, 1)), requested.weight)
+    return requested.runs
+
+
+def sum_few_squares(requested, columns):
+    """Return the sums of squares of RequestedRows for `RowFactors`, float32 [partition, column] in SBUF.
+
+    columns: at least T; those behind the rows are zeros.
+    """
+    rows = requested.rows
+    height = rows if requested.is_transposed else requested.tile.shape[0]
+    sums = nl.ndarray((height, columns), dtype=nl.float32, buffer=nl.sbuf)
+    if columns > rows:
+        nisa.memset(dst=sums[:, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+    if requested.is_transposed:
+        sum_row_squares(requested.tile, sums[:, 0:rows])
+    else:
+        sum_squares(requested.tile, sums[:, 0:rows])
+    return sums
 
 
 def load_row_tile(x):

@@ -54,7 +54,8 @@ class Heads(nl.NKIObject):
     are rotated, if there are angles. norms: list of HeadNorms. eps: of these norms, [row, 1] float32 in SBUF.
     bias: [row, column] float32 in SBUF, or None. scales: [1, column] float32 @ HBM, those of the weight's columns;
     None for a plain weight. column_scales: [row, column] float32 in SBUF, the scales of the columns that
-    `load_scales` loaded last, on every row; None before, and for a plain weight.
+    `load_scales` loaded last, on every row; None before, and for a plain weight. loaded_angles: what `load_angles`
+    returned for the only tile of few rows, if it is loaded before the product, else None.
     """
 
     outputs: list
@@ -70,6 +71,13 @@ class Heads(nl.NKIObject):
     angles: AngleTables
     scales: nl.NkiTensor | None = None
     column_scales: nl.NkiTensor | None = None
+    loaded_angles: tuple | None = None
+
+    def load_angles_ahead(self, rows):
+        """Load the angles of `rows` rows, all that there are, if heads are rotated; `deliver` loads none then."""
+        if self.angles.cos is not None:
+            runs = map_to_sequence(self.source, self.rank_rows, self.first_row, 0, rows)
+            self.loaded_angles = self.load_angles(runs, rows)
 
     def load_scales(self, columns, rows):
         """Load the scales of columns (first, end), if there are any, onto `rows` partitions."""
@@ -95,7 +103,9 @@ class Heads(nl.NKIObject):
         if self.angles.cos is None:
             rotated = 0
         if rotated > 0:
-            cosines, sines = self.load_angles(runs, rows)
+            cosines, sines = (
+                self.load_angles(runs, rows) if self.loaded_angles is None else self.loaded_angles
+            )
         wide = finished
         if turned > 0:
             # Norm and rotation read the sums in float32, so that these columns are rounded once, at the end.
@@ -147,7 +157,8 @@ class Heads(nl.NKIObject):
                 # Gathered rows lie in the order of pieces, so each run of consecutive rows takes a DMA of its own.
                 for first, row, count in runs:
                     columns = tile[first : first + count, start - first_column : end - first_column]
-                    transfer(output[row : row + count, start - left : end - left], columns, COMPILER)
+                    queue = COMPILER
+                    transfer(output[row : row + count, start - left : end - left], columns, queue)
             left = right
 
 

@@ -19,6 +19,8 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.norms.blocks import add_squares, load_norm_blocks, sum_block_squares, weight_blocks
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.norms.row_tiles import compute_inverse_rms, standardise
+from nki_kernels.projection.few_rows import is_transposed_on_chip, takes_runs
+from nki_kernels.projection.group_panels import project_in_groups
 from nki_kernels.projection.products import (
     add_products,
     allocate_blocks,
@@ -79,10 +81,20 @@ def project(rows, norm, w, columns, heads):
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
     """
-    if rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
+    if w.scales is not None and takes_groups(rows, norm):
+        project_in_groups(rows.all_rows, norm, w, columns, heads)
+    elif rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
         project_many(rows, norm, w, columns, heads)
     else:
         project_few(rows, norm, w, columns, heads)
+
+
+def takes_groups(source, norm):
+    """Return whether `project_in_groups` takes the rows of a RowSource: few rows, RMSNorm or none."""
+    x = source.all_rows
+    # On gen2 a transpose is a product, which spreads NaN of one row to the others.
+    spreads = is_transposed_on_chip(x) and needs_defined_rows()
+    return source.gather is None and not spreads and takes_runs(x, norm, 1, False)
 
 
 def needs_defined_rows():

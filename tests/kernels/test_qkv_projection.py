@@ -264,6 +264,20 @@ class TestScaledQkvProjection(KernelTests):
             *(form | dict(tokens=tokens) for form in VALUES for tokens in (5, 131)),
             *vary(tokens=[5, 140], hidden=136, rotated=16, dtype=F32, elements=[FP8, INT8]),
             *vary(tokens=[20, 140], hidden=136, heads=26, kv_heads=3, head=80, rotated=80, bias=True),
+            *together(
+                "heads kv_heads",
+                (6, 1),
+                (2, 1),
+                (1, 1),
+                (13, 1),
+                (2, 2),
+                tokens=[1, 5, 40, 64],
+                hidden=136,
+                rotated=16,
+            ),
+            *vary(tokens=[5, 40], hidden=136, heads=4, head=128, rotated=128, gate_size=[0, 512]),
+            *vary(tokens=[5, 40], hidden=136, norm=False, rotated=16),
+            *vary(tokens=[5, 40], hidden=136, rotated=16, norm_offset=1.0),
         ],
         every_chip=[*vary(tokens=[5, 40], hidden=136, rotated=16, elements=[FP8, INT8])],
         refusals=[
@@ -277,7 +291,16 @@ class TestScaledQkvProjection(KernelTests):
             ),
         ],
         fits=slow(*vary(tokens=[1, 64, 512], hidden=16384, heads=16, kv_heads=2, head=128, rotated=128)),
-        two_sums=[HALVES | dict(tokens=tokens, hidden=172) for tokens in (1, 5, 64, 128, 129, 300)],
+        two_sums=[
+            form | dict(tokens=tokens, hidden=172)
+            for tokens in (1, 5, 64, 128, 129, 300)
+            for form in (HALVES, dict(head=8, rotated=8))
+        ],
+        undefined=[
+            Undefined({"x": [3]}, dict(tokens=tokens, hidden=hidden, rotated=16), bad, rows=[3])
+            for tokens, hidden in ((8, 260), (20, 256), (20, 260), (70, 256))
+            for bad in (np.nan, np.inf)
+        ],
         ranks=[over_sequence(ranks, tokens=tokens) for ranks, tokens in SEQUENCE[:3] + SEQUENCE[-2:-1]],
     )
 

@@ -1,0 +1,188 @@
+"""Products of few normalised rows with a weight of 8 bits, [norm(x)] @ w, for `qkv_projection`.
+
+Such a weight arrives in half the time, so that the Tensor engine and all that comes before and after the product count
+more. Up to 64 rows take 32 or 64 columns of the PE array. The array is divided into *groups* of so many columns, and
+each group multiplies another *panel*, a range of columns of the weight, at the same time. Rows come in runs, without a
+norm before the product, see `few_rows`; their angles are loaded before the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.norms.runs import RowFactors
+from nki_kernels.projection.few_rows import request_few_rows, spread_few_rows, sum_few_squares
+from nki_kernels.projection.grouped_product import choose_group_width
+from nki_kernels.projection.head_groups import (
+    allocate_row_numbers,
+    choose_panels,
+    finish_head_groups,
+    load_group_operands,
+    plan_head_groups,
+    scale_angles,
+)
+from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions, ranges
+from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_columns
+
+LAST_BLOCKS = 4
+"""Blocks of the last loads of the weight, before whose products 1 / rms is computed."""
+
+FIRST_BLOCKS = 4
+"""Blocks of the first load of the weight, before which x arrives."""
+
+
+def project_in_groups(x, norm, w, columns, heads):
+    """Compute norm(x) @ w for at most 64 rows; hand the finished PSUM tiles to `heads.deliver`, which stores them.
+
+    Args:
+        x: [T, H] @ HBM.
+        norm: Norm, RMSNorm; one without a weight leaves rows as they are.
+        w: WeightMatrix [H, columns] with scales.
+        columns: range (first, end) of columns of w.
+        heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
+    """
+    rows = x.shape[0]
+    layout = plan_head_groups(heads, columns, rows)
+    if layout is not None:
+        project_head_groups(x, norm, w, columns, heads, layout)
+        return
+    requested = request_few_rows(x, norm if norm.weight is not None else None, rows)
+    product = None
+    for first, end in divide_among_banks(columns, heads.head):
+        heads.load_scales((first, end), rows)
+        if product is None:
+            heads.load_angles_ahead(rows)
+            product = start_product(requested, norm, choose_group_width(rows))
+        panels = divide_among_groups(end - first, rows)
+        sums = allocate_panel_sums(panels, rows)
+        product.multiply(sums, select_columns(w, first, end), panels)
+        heads.deliver(0, first, end, sums, panels, product.scale)
+
+
+def project_head_groups(x, norm, w, columns, heads, layout):
+    """Compute norm(x) @ w as `project_in_groups` does, and finish the heads of all groups in the same instructions.
+
+    layout: HeadGroups of the columns.
+    """
+    row_numbers = allocate_row_numbers(layout, x.shape[0])
+    requested = request_few_rows(x, norm if norm.weight is not None else None, layout.width)
+    loaded = load_group_operands(heads, columns, layout, row_numbers, x.shape[0])
+    product = start_product(requested, norm, layout.width, layout.panels)
+    # After the rows, for which the Tensor engine waits.
+    operands = scale_angles(loaded, heads, columns[0], layout)
+    width = layout.panel_width
+    panels = ranges(0, columns[1] - columns[0], width)
+    bank = nl.ndarray((layout.panels * layout.width, width), dtype=nl.float32, buffer=nl.psum)
+    sums = []
+    for panel in range(layout.panels):
+        sums.append(bank[panel * layout.width : (panel + 1) * layout.width, :])
+    product.multiply(sums, select_columns(w, columns[0], columns[1]), panels)
+    finish_head_groups(heads, columns[0], bank, product.scale, operands, layout, x.shape[0])
+
+
+@dataclass
+class FewRowsProduct(nl.NKIObject):
+    """Product of few rows in runs with weights that stream through SBUF.
+
+    rows: the stationary operand, SBUF tile [partition, C, row]. factors: RowFactors of the rows' norm, or None. hidden:
+    H. width: columns of the PE array of a group. copies: number of groups for which `scale` has the rows. scale: the
+    1 / rms of each row, float32 [group * row, 1] in SBUF; None without a norm, and before the first product.
+    """
+
+    rows: nl.NkiTensor
+    factors: RowFactors | None
+    hidden: int
+    width: int
+    copies: int
+    scale: nl.NkiTensor | None = None
+
+    def multiply(self, sums, matrix, panels):
+        """Load a WeightMatrix [H, columns] range by range and write its product with the rows to `sums`.
+
+        Args:
+            sums: PSUM tiles [row, column], one for each panel.
+            matrix: the WeightMatrix.
+            panels: ranges (start, end) of its columns.
+        """
+        count, columns = blocks(self.hidden), matrix.elements.shape[1]
+        dtype = choose_operand_dtype([matrix], self.rows.dtype)
+        for start, end in plan_growing_ranges(count, columns, FIRST_BLOCKS):
+            weights = allocate_blocks(self.hidden, end - start, columns, dtype)
+            load_runs_into(weights, matrix, start)
+            # Before the last products, so that neither other products nor the copies of their sums wait for it.
+            if end > count - LAST_BLOCKS and self.factors is not None and self.scale is None:
+                self.scale = self.factors.compute_column(self.width, self.copies)
+            add_panel_products(sums, self.rows, weights, panels, start, self.hidden, self.width)
+
+
+def start_product(requested, norm, width, copies=1):
+    """Return the FewRowsProduct of RequestedRows, which are spread and squared here.
+
+    norm: Norm; one without a weight leaves rows as they are. width, copies: those of the product.
+    """
+    stationary, factors = spread_few_rows(requested), None
+    if norm.weight is not None:
+        columns = stationary.shape[2]
+        factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
+    return FewRowsProduct(stationary, factors, requested.hidden, width, copies)
+
+
+def divide_among_banks(columns, head):
+    """Divide a range of columns (first, end) into ranges that accumulate together, in at most ACCUMULATOR_BANKS banks.
+
+    head: columns of a head, which no range cuts, or 0.
+    """
+    most = ACCUMULATOR_BANKS * BANK
+    if head > 0:
+        most = most // head * head
+    return ranges(columns[0], columns[1], most)
+
+
+def divide_among_groups(width, rows):
+    """Return ranges (start, end) of equal width that cover columns 0 … width - 1, the last one maybe shorter."""
+    groups = PARTITIONS // choose_group_width(rows)
+    return ranges(0, width, blocks(width, choose_panels(width, 1, max(groups, blocks(width, BANK)), False)))
+
+
+def allocate_panel_sums(panels, rows):
+    """Return views [row, column] of PSUM, one for each panel; panels of different groups share a bank."""
+    group_width = choose_group_width(rows)
+    sums = []
+    for index in range(len(panels)):
+        first = index * group_width % PARTITIONS
+        if first == 0:
+            bank = nl.ndarray((PARTITIONS, panels[0][1]), dtype=nl.float32, buffer=nl.psum)
+        sums.append(bank[first : first + rows, 0 : panels[index][1] - panels[index][0]])
+    return sums
+
+
+def add_panel_products(sums, stationary, weights, panels, first_block, hidden, group_width):
+    """Add the products of some blocks of the weight to the sums of `allocate_panel_sums`; block 0 overwrites them.
+
+    Args:
+        sums: PSUM tiles [row, column], one for each panel.
+        stationary: rows in runs, SBUF tile [partition, C, row].
+        weights: SBUF tile [partition, block, column]; its block 0 is block `first_block` of the contraction.
+        panels: ranges (start, end) of columns of `weights`.
+        first_block: number of blocks of the contraction before those in `weights`.
+        hidden: H, length of the contraction.
+        group_width: columns of the PE array of a group.
+    """
+    for within in range(weights.shape[1]):
+        block = first_block + within
+        used = count_block_partitions(hidden, block, True)
+        # Matmuls of different groups follow each other, so that they run at the same time.
+        for index in range(len(panels)):
+            start, end = panels[index]
+            nisa.nc_matmul(
+                dst=sums[index],
+                stationary=stationary[0:used, block, :],
+                moving=weights[0:used, within, start:end],
+                accumulate=block > 0,
+                tile_position=(0, index * group_width % PARTITIONS),
+                tile_size=(PARTITIONS, group_width),
+            )
