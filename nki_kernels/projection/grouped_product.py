@@ -1,6 +1,6 @@
-"""The last product of a feed-forward block for few rows and a weight with scales, on one rank.
+"""The last product of `mlp` and of `output_projection` for few rows and a weight with scales.
 
-    y = residual + scales * (x @ weight)
+    y = residual + sum over ranks of scales * (x @ weight)
 
 x is stationary, and its few rows take few columns of the PE array. So the array is divided into 2 or 4 *groups* of
 64 or 32 columns. Each group multiplies other columns of the weight, at the same time. The sums of a group lie on the
@@ -9,7 +9,7 @@ of y are cut into *chunks*, one for each bank. A chunk has `size` columns for ea
 size + group * size … of y.
 
 Residual, scales and results lie in SBUF as the sums do: row r of group g on partition g * width + r, [partition,
-chunk, column of the group].
+chunk, column of the group]. Over several ranks the scaled sums go to the rows' partitions, and `sums` does the rest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.projection.sums import OutputChunk
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 from nki_kernels.weights import choose_operand_dtype, load_blocks_into
 
@@ -78,17 +79,18 @@ def plan_groups(rows, columns):
     return None
 
 
-def load_operands(product, layout, residual_rows):
+def load_operands(product, layout, residual_rows, queue=SCALAR):
     """Load scales and residual of a ResidualProduct into SBUF; return GroupedOperands. A row of scales fills its group.
 
     residual_rows: the residual [row, N] in SBUF if it is there, which GpSimd copies; None to load it.
-    Scalar triggers these small loads, so that the first weights do not wait behind them.
+    Over several ranks the residual is loaded later. queue: queue of `dma` of the scales. Scalar triggers small
+    loads, so that the first weights do not wait behind them.
     """
     rows, shape = product.y.shape[0], (PARTITIONS, layout.chunks, layout.size)
     lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     scales = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     residual = None
-    if product.residual is not None:
+    if product.residual is not None and product.rank_sum.replica_group is None:
         residual = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
         if rows < layout.width:
             # One instruction adds all partitions, so those without a row of y hold zeros.
@@ -96,10 +98,11 @@ def load_operands(product, layout, residual_rows):
     quadrant = PARTITIONS // 4
     for first in range(0, PARTITIONS, quadrant):
         transfer(
-            lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), SCALAR
+            lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), queue
         )
     # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
-    nisa.nc_stream_shuffle(dst=scales, src=lines, shuffle_mask=[0] * quadrant)
+    for chunk in range(layout.chunks):
+        nisa.nc_stream_shuffle(dst=scales[:, chunk, :], src=lines[:, chunk, :], shuffle_mask=[0] * quadrant)
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None and residual_rows is None:
@@ -114,7 +117,8 @@ def multiply_in_groups(product, operands, x_parts, layout):
     """Write y of a ResidualProduct: the product of few rows and its weight, with scales and residual.
 
     Args:
-        product: ResidualProduct of one rank, without bias and row scales, whose weight streams through SBUF.
+        product: ResidualProduct without bias and row scales, whose rows are not cut and whose weight streams through
+            SBUF.
         operands: GroupedOperands.
         x_parts: for each matrix of the weight the stationary operand, an SBUF tile [k in block, block, row] with
             `layout.width` rows, zeros behind those of y.
@@ -130,7 +134,10 @@ def multiply_in_groups(product, operands, x_parts, layout):
                 (first_column, first_column + chunk_columns),
             )
             add_chunk_products(bank, x_parts[index], matrix, index > 0, layout)
-        store_chunk(product, operands, bank, chunk, layout)
+        if product.rank_sum.replica_group is None:
+            store_chunk(product, operands, bank, chunk, layout)
+        else:
+            append_chunk(product, operands, bank, chunk, layout)
 
 
 def add_chunk_products(bank, x, matrix, add, layout):
@@ -159,6 +166,25 @@ def add_chunk_products(bank, x, matrix, add, layout):
                     tile_position=(0, first),
                     tile_size=(PARTITIONS, layout.width),
                 )
+
+
+def append_chunk(product, operands, bank, chunk, layout):
+    """Append scales * sums of a chunk to the rank sum. bank: PSUM tile [partition, column of the group]."""
+    rows, width = product.y.shape[0], layout.count_groups() * layout.size
+    first, end = chunk * width, (chunk + 1) * width
+    residual = None if product.residual is None else product.residual[:, first:end]
+    appended = OutputChunk(product.y[:, first:end], (first, end), residual, None, None, None, None)
+    appended.partial = nl.ndarray((rows, 1, width), dtype=product.y.dtype, buffer=nl.sbuf)
+    appended.total = nl.ndarray((rows, 1, width), dtype=product.y.dtype, buffer=nl.sbuf)
+    for group in range(layout.count_groups()):
+        partition = group * layout.width
+        nisa.tensor_tensor(
+            dst=appended.partial[:, 0, group * layout.size : (group + 1) * layout.size],
+            data1=bank[partition : partition + rows, :],
+            data2=operands.scales[partition : partition + rows, chunk, :],
+            op=nl.multiply,
+        )
+    product.rank_sum.append(appended)
 
 
 def store_chunk(product, operands, bank, chunk, layout):
