@@ -9,6 +9,7 @@ from __future__ import annotations
 from model.formats.cache_scheme import FP8_CACHES, CacheScheme
 from model.formats.compressed import Compressed
 from model.formats.format import ConfigFields, Container, Format, QuantisedWeight, TensorSpec, Weight
+from model.formats.int4 import Int4
 from model.formats.mx import Mx, Mx8
 from model.formats.plain import Plain
 from model.formats.scaled import INT8, Scaled
@@ -22,6 +23,7 @@ __all__ = [
     "Compressed",
     "Container",
     "Format",
+    "Int4",
     "Mx",
     "Mx8",
     "Plain",

@@ -12,6 +12,7 @@ from typing import Any
 
 from model.formats.format import ConfigFields, Container, Format
 from model.formats.groups import Group, Groups, find_contradiction, find_invalid_pattern
+from model.formats.int4 import Int4
 from model.formats.mx import BLOCK, Mx, Mx8
 from model.formats.scaled import ELEMENT, INT8, Scaled
 from nkw.errors import shown
@@ -123,9 +124,12 @@ def _read_weights(group: ConfigFields) -> Format | None:
     has_exponents = weights.get("scale_dtype", None) == _EXPONENTS or bits == 4
     if number == "float" and strategy == "group" and group_size == BLOCK and has_exponents and bits in (4, 8):
         return Mx8() if bits == 8 else Mx(METHOD)
+    if (number, bits) == ("int", 4):
+        return Int4.from_config(weights)
     if (number, bits) not in (("float", 8), ("int", 8)):
         weights.unsupported(
-            "num_bits", f"{bits!r:.20} with type {number!r:.20}; known are float of 8, int of 8, MXFP4, MXFP8"
+            "num_bits",
+            f"{bits!r:.20} with type {number!r:.20}; known are float of 8, int of 4 or 8, MXFP4, MXFP8",
         )
         return None
     if weights.get("symmetric", True) is not True:

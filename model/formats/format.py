@@ -170,6 +170,11 @@ class Format(Container, Protocol):
         """Stored tensors that kernels read, elements first; empty if kernels get the widened weight."""
         return ()
 
+    @property
+    def kernel_options(self) -> tuple[str, ...]:
+        """Parameters that a kernel has, besides those of the `kernel_tensors`, if it reads weights of this format."""
+        return ()
+
     @abstractmethod
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return the descriptions of the stored tensors of a weight of a shape [out, in], by their names in the format.
@@ -199,6 +204,14 @@ class Format(Container, Protocol):
     def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the `kernel_tensors` of a weight or of a part, made from its stored tensors."""
         return {name: tensors[name] for name in self.kernel_tensors}
+
+    def arrange(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return a rank's part of the kernel tensor `name`, as its cut lays it out, in the order that kernels read."""
+        return array
+
+    def arrange_shape(self, name: str, shape: Shape) -> Shape:
+        """Return the shape of what `arrange` returns for an array of a shape."""
+        return shape
 
     def shard(
         self, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range

@@ -440,9 +440,10 @@ def list_gather_arguments(step: StepShape) -> dict[str, Argument]:
 def count_product_work(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
     """Return the least work of multiplying `rows` rows by each of `weights`, which are read from HBM once.
 
-    `moved_bytes` are added to the bytes of the weights. The rows themselves are not counted.
+    `moved_bytes` are added to the bytes of the weights. The rows themselves are not counted. A byte of uint8 is two
+    weights of 4 bits.
     """
-    products = rows * sum(prod(weight.shape) for weight in weights)
+    products = rows * sum(prod(weight.shape) * (2 if weight.dtype == np.uint8 else 1) for weight in weights)
     return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 

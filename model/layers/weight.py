@@ -169,11 +169,12 @@ class Weight:
         return format if format is not None and self._is_read_stored(format, parameters) else None
 
     def _is_read_stored(self, format: Format, parameters: KernelParameters) -> bool:
-        """Return whether the kernel in `reader` has a parameter for each of a format's `kernel_tensors`."""
+        """Return whether the kernel in `reader` has a parameter for each `kernel_tensors` and `kernel_options`."""
         if self.reader is None or not format.kernel_tensors:
             return False
         kernel, parameter = self.reader
-        return {parameter + _suffix(name) for name in format.kernel_tensors} <= set(parameters(kernel))
+        tensors = {parameter + _suffix(name) for name in format.kernel_tensors}
+        return tensors.union(format.kernel_options) <= set(parameters(kernel))
 
     def find_planned_format(self, container: Container | None, parameters: KernelParameters) -> Format | None:
         """Return this weight's format in `container` if the kernel in `reader` reads its stored tensors, else None.
@@ -210,7 +211,8 @@ class Weight:
             selection = cut.select(selected.shape, shard)
             kernel_tensors = format.pass_to_kernels(selected.cut_stored())
             for name, spec in format.describe_kernel_tensors(selected.shape).items():
-                stored_arrays[name].append(selection.to_entries(spec.block).take(kernel_tensors[name]))
+                array = selection.to_entries(spec.block).take(kernel_tensors[name])
+                stored_arrays[name].append(format.arrange(name, array))
         return {
             self.name + _suffix(name): arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
             for name, arrays in stored_arrays.items()
@@ -247,7 +249,8 @@ class Weight:
             for tensor in self.tensors:
                 assert isinstance(tensor.cut, MatrixCut)
                 spec = format.describe_kernel_tensors(tensor.part_shape)[name]
-                shapes.append(tensor.cut.select(tensor.part_shape, shard).to_entries(spec.block).shape)
+                shape = tensor.cut.select(tensor.part_shape, shard).to_entries(spec.block).shape
+                shapes.append(format.arrange_shape(name, shape))
             arrays[self.name + _suffix(name)] = (_concatenate_shapes(shapes), spec.dtype)
         return arrays
 

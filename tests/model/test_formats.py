@@ -14,7 +14,7 @@ import safetensors.numpy
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.formats import Format, Mx, Plain, QuantisedWeight, Scaled
+from model.formats import Format, Int4, Mx, Plain, QuantisedWeight, Scaled
 from model.llm.engine_args import EngineArgs, set_up_engine
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
@@ -28,6 +28,8 @@ FORMATS = [
     Scaled("fp8", 16, 24),
     Scaled("fp8", None, None),
     Scaled("compressed-tensors", 1, None),
+    Int4("compressed-tensors"),
+    Int4("compressed-tensors", 32),
     Mx(),
 ]
 SHAPES = [(127, 96), (128, 128), (129, 160), (1, 32)]
@@ -68,6 +70,10 @@ def test_packing_takes_the_nearest_number(format: Format) -> None:
         rows, columns = format.describe_tensors(array.shape)["scales"].block
         wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: array.shape[0], : array.shape[1]]
         assert (error <= np.maximum(np.abs(array) * 2.0**-4, wide * 2.0**-10) * (1 + 2.0**-20)).all()
+    elif isinstance(format, Int4):
+        scales = format.pack(array)["scales"]
+        steps = np.repeat(scales, 64 // scales.shape[1], axis=1)
+        assert (error <= steps * 0.5 * (1 + 2.0**-18)).all()
     else:
         # The largest magnitude is 4 to 8 times the scale, of which 6 is the largest that the format has.
         most = np.abs(array).reshape(32, 2, 32).max(axis=2, keepdims=True)
