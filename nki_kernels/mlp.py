@@ -26,7 +26,12 @@ Arguments:
     w_gate_scales, w_up_scales
                      [1, F] @ HBM, float32: this rank's columns, or None
     w_down_scales    [1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
-                     weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
+                     weight, whose dtype is then float8_e4m3, float8_e5m2, int8, or uint8 for 4 bits
+    w_gate_zeros, w_up_zeros, w_down_zeros
+                     uint8 @ HBM, the shapes of the scales: zero points of weights of 4 bits; None: all are 8. Such
+                     weights are [packed rows, columns] uint8, nibbles of 2^-9 each, see `nibbles`. All three are
+                     packed, or none
+    nibble_dtype     "float8_e4m3" or "bfloat16": in which dtype products with bfloat16 rows take nibbles
     quantises_rows   compile-time bool: whether n and the intermediate are rounded to float8_e4m3, each row with a scale
                      of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
@@ -80,6 +85,7 @@ import numpy as np
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
+from nki_kernels.nibbles import check_nibbles, describe_nibbles, widen_nibbles_reference
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
@@ -150,6 +156,10 @@ def mlp(
     w_gate_scales=None,
     w_up_scales=None,
     w_down_scales=None,
+    w_gate_zeros=None,
+    w_up_zeros=None,
+    w_down_zeros=None,
+    nibble_dtype="float8_e4m3",
     quantises_rows=False,
 ):
     """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
@@ -160,18 +170,30 @@ def mlp(
     sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of fp8.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
-    unknown. Also if b_gate comes without w_gate, row_gate with b_down, or if the ranks do not divide the
-    rows.
+    unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
+    or if weights are packed in part.
     """
+    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, w_up, "w_up [H, F]")
     check_scales("w_gate", w_gate, w_gate_scales)
     check_scales("w_up", w_up, w_up_scales)
     check_scales("w_down", w_down, w_down_scales)
-    matrices = (
-        wrap_matrix(w_gate, w_gate_scales),
-        WeightMatrix(w_up, w_up_scales),
-        WeightMatrix(w_down, w_down_scales),
+    check_nibbles(
+        (w_gate, w_up, w_down),
+        (w_gate_scales, w_up_scales, w_down_scales),
+        (w_gate_zeros, w_up_zeros, w_down_zeros),
+        nibble_dtype,
     )
-    weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
+    weights = Weights(
+        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, x.shape[1], w_gate_zeros, nibble_dtype)),
+        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, x.shape[1], w_up_zeros, nibble_dtype)),
+        wrap_matrix(
+            w_down, w_down_scales, describe_nibbles(w_down, w_up.shape[1], w_down_zeros, nibble_dtype)
+        ),
+        b_gate,
+        b_up,
+        b_down,
+    )
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, weights, norm)
     check_row_gate(x, row_gate, b_down)
@@ -181,7 +203,7 @@ def mlp(
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    core = assign_core_share(tokens, hidden, inner, ranks)
+    core = assign_core_share(tokens, hidden, weights.w_down, ranks)
     first_row, end_row = core.rows
     first_column, end_column = core.columns
     x = x[first_row:end_row, :]
@@ -190,13 +212,14 @@ def mlp(
     # Operands that are loaded once.
     function = activation_function(activation)
     # Weights of 8 bits arrive in half the time, which the norm of few rows on few partitions would exceed.
-    in_runs = (
+    few_rows = (
         w_down_scales is not None and not quantises_rows and takes_runs(x, norm, ranks, row_gate is not None)
     )
+    in_runs = few_rows and weights.w_up.nibbles is None
     gated = build_gated_product(weights, core.inner_columns, function, in_runs)
     row_norm, bias = None, None
     resident_bytes = 0
-    if norm_weight is not None and not in_runs:
+    if norm_weight is not None and not few_rows:
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     scales = None
@@ -233,11 +256,13 @@ def mlp(
         row_scales = []
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)
 
-    run_norm = norm if in_runs and norm_weight is not None else None
+    run_norm = norm if few_rows and norm_weight is not None else None
     layout = None
-    if in_runs and replica_group is None and b_down is None:
+    if few_rows and replica_group is None and b_down is None:
         layout = plan_groups(x.shape[0], end_column - first_column)
-    ffn = FeedForward(rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, run_norm, layout)
+    ffn = FeedForward(
+        rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, few_rows, run_norm, layout
+    )
     if quantises_rows:
         gated.gate_factors_only = w_gate is not None and b_up is None
         ffn.quantiser = create_row_quantiser(min(PARTITIONS, tokens), hidden, x.dtype)
@@ -284,6 +309,7 @@ def run_row_groups(ffn, groups):
             first_tile = groups[m].first_row // count_rows_per_rank(ranks)
             append_row_scales(ffn, x, first_tile)
             spread_row_scales(ffn, x.shape[2], first_tile)
+            gated.negated_sums = None
             # The down product still reads the intermediate of group m - 1, so group m has a tile of its own.
             intermediate = allocate_intermediate(ffn, x.shape[2])
         issued = 0
@@ -321,6 +347,7 @@ def run_row_groups(ffn, groups):
             intermediates.append(exchange_tiles(intermediate))
         if m < len(groups):
             pending, pending_tile = plan_quantisation(ffn, intermediates, first_tile), first_tile
+        down.negated_sums = None
 
 
 def check_arguments(x, weights, norm):
@@ -330,8 +357,9 @@ def check_arguments(x, weights, norm):
     """
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
-    expect_dims(2, x, "x [T, H]")
-    expect_dims(2, w_up, "w_up [H, F]")
+    hidden_rows, inner_rows = x.shape[1], w_up.shape[1]
+    if weights.w_up.nibbles is not None:
+        hidden_rows, inner_rows = weights.w_up.nibbles.count_packed(), weights.w_down.nibbles.count_packed()
     hidden = x.shape[1]
     inner = w_up.shape[1]
     norm.check(hidden)
@@ -343,10 +371,12 @@ def check_arguments(x, weights, norm):
         f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
     )
     if w_gate is not None:
-        assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
+        assert w_gate.shape[0] == hidden_rows, (
+            f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
+        )
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
-    assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
-    assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
+    assert w_up.shape[0] == hidden_rows, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
+    assert w_down.shape == (inner_rows, hidden), f"w_down is [{inner_rows}, {hidden}], not {w_down.shape}"
     assert w_gate is not None or weights.b_gate is None, (
         "b_gate is given without w_gate; a plain block takes b_up alone"
     )
@@ -412,6 +442,10 @@ def mlp_reference(
     w_gate_scales: np.ndarray | None = None,
     w_up_scales: np.ndarray | None = None,
     w_down_scales: np.ndarray | None = None,
+    w_gate_zeros: np.ndarray | None = None,
+    w_up_zeros: np.ndarray | None = None,
+    w_down_zeros: np.ndarray | None = None,
+    nibble_dtype: str = "float8_e4m3",
     quantises_rows: bool = False,
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
@@ -437,12 +471,16 @@ def mlp_reference(
         codes, row_scales = quantise_rows_reference(normalised, w_up.dtype, x.dtype, x.dtype)
         normalised = codes * row_scales
         deferred = row_scales if w_gate is not None and b_up is None else np.ones_like(row_scales)
-    inner = normalised @ widened(w_up, w_up_scales) + widened_or_zero(b_up)
+    hidden, width = x.shape[1], w_up.shape[1]
+    up = widen_nibbles_reference(w_up, hidden, w_up_zeros)
+    inner = normalised @ widened(up, w_up_scales) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
+        w_gate = widen_nibbles_reference(w_gate, hidden, w_gate_zeros)
         gate = normalised @ widened(w_gate, w_gate_scales) + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
+    w_down = widen_nibbles_reference(w_down, width, w_down_zeros)
     if deferred is not None:
         codes, inner_scales = quantise_rows_reference(inner / deferred, w_up.dtype, x.dtype)
         inner = codes * (inner_scales * deferred)

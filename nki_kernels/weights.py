@@ -8,7 +8,8 @@ up to 128 of its rows, [row, column].
 Kernels pass the record `WeightMatrix` on. A weight of 8 bits is stored as elements and scales, one for each
 column: element [k, n] stands for elements[k, n] * scales[n]. Products take the elements alone, and the kernel
 multiplies their sums by the scales as they leave PSUM. Elements of fp8 go to the Tensor engine as they are
-where the rows have 16 bits; other elements are converted to the rows' dtype, which is exact.
+where the rows have 16 bits; other elements are converted to the rows' dtype, which is exact. Weights of 4 bits
+are two elements in a byte, with zero points, see `nibbles`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import STATIC, transfer
+from nki_kernels.nibbles import NibbleMatrix, load_nibbles_into
 from nki_kernels.projection.block_loads import load_rows_into
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 
@@ -28,16 +30,26 @@ class WeightMatrix(nl.NKIObject):
     """A weight [K, N] @ HBM, a part of one, or a stack [E, K, N] with a weight for each expert.
 
     scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; None for a plain
-    weight.
+    weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N] uint8; else None.
     """
 
     elements: nl.NkiTensor
     scales: nl.NkiTensor | None = None
+    nibbles: NibbleMatrix | None = None
+
+    def count_rows(self):
+        """Return K, the rows of the weight, each element counted that a byte holds."""
+        return self.elements.shape[0] if self.nibbles is None else self.nibbles.depth
 
     def submatrix(self, rows, columns):
         """Return the WeightMatrix with rows (first, end) and columns (first, end) of this one, a view in HBM."""
         scales = None if self.scales is None else self.scales[:, columns[0] : columns[1]]
-        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]], scales)
+        first, end = rows
+        nibbles = self.nibbles
+        if nibbles is not None:
+            first, end = nibbles.find_packed_rows(rows)
+            nibbles = nibbles.submatrix(rows, columns)
+        return WeightMatrix(self.elements[first:end, columns[0] : columns[1]], scales, nibbles)
 
 
 @dataclass
@@ -54,12 +66,15 @@ class ExpertIndex(nl.NKIObject):
 
 def select_columns(weight, first, end):
     """Return the WeightMatrix with columns first … end - 1 of another one, a view in HBM; None for None."""
-    return None if weight is None else weight.submatrix((0, weight.elements.shape[0]), (first, end))
+    return None if weight is None else weight.submatrix((0, weight.count_rows()), (first, end))
 
 
-def wrap_matrix(elements, scales=None):
-    """Return a WeightMatrix of an array [K, N] and its scales [1, N] or None, both @ HBM; None for None."""
-    return None if elements is None else WeightMatrix(elements, scales)
+def wrap_matrix(elements, scales=None, nibbles=None):
+    """Return a WeightMatrix of an array [K, N] and its scales [1, N] or None, both @ HBM; None for None.
+
+    nibbles: the NibbleMatrix of packed elements, or None.
+    """
+    return None if elements is None else WeightMatrix(elements, scales, nibbles)
 
 
 def check_scales(name, elements, scales):
@@ -76,9 +91,12 @@ def choose_operand_dtype(weights, dtype):
     """Return the dtype in which a product with rows of `dtype` takes the elements of a list of WeightMatrix.
 
     It is that of the elements if they have fp8 in common and the rows have 16 bits: the Tensor engine pairs
-    these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert to it.
+    these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert to it. All weights have 4 bits,
+    or none has; nibbles become float8_e4m3 unless their NibbleMatrix says otherwise.
     """
     elements = weights[0].elements.dtype
+    if weights[0].nibbles is not None:
+        return nl.float8_e4m3 if dtype != nl.float32 and weights[0].nibbles.as_fp8 else dtype
     if dtype == nl.float32 or (elements != nl.float8_e4m3 and elements != nl.float8_e5m2):
         return dtype
     for weight in weights:
@@ -105,7 +123,7 @@ def load_blocks(weight, dtype, queue):
 
     Row k lies on partition k % 128, in block k // 128.
     """
-    depth, columns = weight.elements.shape
+    depth, columns = weight.count_rows(), weight.elements.shape[1]
     result = nl.ndarray((min(PARTITIONS, depth), blocks(depth), columns), dtype=dtype, buffer=nl.sbuf)
     load_blocks_into(result, weight, queue)
     return result
@@ -118,6 +136,9 @@ def load_blocks_into(tile, weight, queue):
     last block the partitions without a row are not written.
     """
     elements = weight.elements
+    if weight.nibbles is not None:
+        load_nibbles_into(tile, elements, weight.nibbles.depth, queue)
+        return
     if is_plain(weight, tile.dtype):
         load_rows_into(tile, elements, queue)
         return

@@ -19,6 +19,7 @@ import nki.language as nl
 
 from nki_kernels.cores import divides_columns, find_core_columns, find_core_range, find_core_rows
 from nki_kernels.dma import STATIC
+from nki_kernels.nibbles import RUN_ROWS
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.few_rows import keep_residual_rows, load_few_rows
@@ -97,9 +98,10 @@ class FeedForward(nl.NKIObject):
 
     rows: RowSource of x. norm: RowNorm, or None if rows need none. gated: the gate and up product. down: the
     down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
-    cut. dtype: x's dtype. run_norm: the Norm of rows in runs, or None. groups: GroupLayout of the down product,
-    or None if it is computed in chunks of `residual_product`. grouped: its operands in SBUF, once they are loaded.
-    quantiser: RowQuantiser of rows that are multiplied in fp8, or None.
+    cut. dtype: x's dtype. few_rows: whether `load_few_rows` loads x. run_norm: the Norm of such rows, or
+    None. groups: GroupLayout of the down product, or None if it is computed in chunks of `residual_product`.
+    grouped: its operands in SBUF, once they are loaded. quantiser: RowQuantiser of rows that are multiplied in
+    fp8, or None.
     """
 
     rows: RowSource
@@ -110,6 +112,7 @@ class FeedForward(nl.NKIObject):
     row_gate: nl.NkiTensor | None
     ranks: int
     dtype: object
+    few_rows: bool = False
     run_norm: Norm | None = None
     groups: GroupLayout | None = None
     grouped: GroupedOperands | None = None
@@ -190,22 +193,33 @@ class Prefetch(nl.NKIObject):
         self.transposed += len(tiles)
 
 
-def assign_core_share(tokens, hidden, inner, ranks):
+def choose_inner_unit(w_down):
+    """Return the columns of the intermediate in whole units of which two cores divide it, for the WeightMatrix w_down.
+
+    Packed rows of 4 bits are divided between runs, or, of fewer rows than two runs have, between blocks.
+    """
+    if w_down.nibbles is None:
+        return INNER_UNIT
+    return RUN_ROWS if w_down.count_rows() > RUN_ROWS else PARTITIONS
+
+
+def assign_core_share(tokens, hidden, w_down, ranks):
     """Return the CoreShare of this core: which rows and columns of an MLP it computes.
 
     All of them on one core. Two cores take half of the rows each; up to 128 rows, they take half of the
     columns of the intermediate and of y each, and exchange their intermediates.
 
-    tokens: number of rows, those of all ranks together. hidden, inner: columns of x and of the intermediate.
-    ranks: over how many ranks the rows are cut.
+    tokens: number of rows, those of all ranks together. hidden: columns of x. w_down: its WeightMatrix. ranks: over how
+    many ranks the rows are cut.
     """
+    inner, unit = w_down.count_rows(), choose_inner_unit(w_down)
     exchanges = divides_columns(tokens)
     return CoreShare(
         find_core_rows(tokens // ranks, ranks),
-        find_core_columns(tokens, inner, INNER_UNIT),
+        find_core_columns(tokens, inner, unit),
         find_core_columns(tokens, hidden, BANK),
         exchanges,
-        find_core_range(inner, INNER_UNIT, 0)[1] if exchanges else 0,
+        find_core_range(inner, unit, 0)[1] if exchanges else 0,
     )
 
 
@@ -235,7 +249,7 @@ def build_gated_product(weights, columns, activation, in_runs):
     b_up = None if weights.b_up is None else weights.b_up[:, first:end]
     biases = [load_bias_columns(b_gate), load_bias_columns(b_up)]
     return GatedProduct(
-        matrices, biases, [None, None], activation, in_runs, weights.w_up.elements.shape[0], end - first
+        matrices, biases, [None, None], activation, in_runs, weights.w_up.count_rows(), end - first
     )
 
 
@@ -247,7 +261,7 @@ def cut_down_weight(w_down, core):
     """
     matrices = [w_down.submatrix(core.inner_columns, core.columns)]
     if core.exchanges:
-        rows_of_other = find_core_range(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
+        rows_of_other = find_core_range(w_down.count_rows(), choose_inner_unit(w_down), 1 - nl.program_id(0))
         matrices.append(w_down.submatrix(rows_of_other, core.columns))
     return matrices
 
@@ -284,10 +298,10 @@ def count_due_units(chunk, chunks, units, leading=1):
 def prepare_rows(ffn, groups):
     """Return RowBuffers whose `transposed` has the normalised rows of the first group; load the scales of gate and up.
 
-    Rows in runs come from `load_few_rows`, are one group, and have no row tiles. For a down product in groups
+    Few rows come from `load_few_rows`, are one group, and have no row tiles. For a down product in groups
     of columns, rows of zeros follow up to the width of a group.
     """
-    if not ffn.gated.in_runs:
+    if not ffn.few_rows:
         height = count_tile_rows(ffn.ranks)
         operand_dtype = ffn.dtype if ffn.quantiser is None else nl.float8_e4m3
         rows = ffn.ranks * groups[0].rows

@@ -4,6 +4,7 @@ Such weights arrive in half the time of others, so the time before the first pro
 leave most partitions idle: the norm of one row of 8192 elements takes 20 us on one partition. Here rows lie in runs:
 with C = ceil(H / 128) partition p holds elements p * C … of every row, [partition, C, row]. They are multiplied by the
 norm's weight alone, and the sums by 1 / rms of their rows (`RowFactors`), so that products wait for one pass over x.
+Rows that meet weights of 4 bits lie in blocks instead, as the runs of such weights demand, [h in block, block, row].
 """
 
 from __future__ import annotations
@@ -48,50 +49,53 @@ class RequestedRows(nl.NKIObject):
 
     tile: rows as they are, [row, H], if they are to be transposed, else in runs, [partition, row, C]. weight: the
     norm's weight in runs, [partition, C], or None. runs: not written yet, [partition, C, column], but for zeros behind
-    the T rows. is_transposed: whether the rows are to be transposed. rows, hidden: T and H.
+    the T rows. is_transposed: whether the rows are to be transposed. in_runs: whether
+    `runs` and `weight` lie in runs; else in blocks. rows, hidden: T and H.
     """
 
     tile: nl.NkiTensor
     weight: nl.NkiTensor | None
     runs: nl.NkiTensor
     is_transposed: bool
+    in_runs: bool
     rows: int
     hidden: int
 
 
-def is_transposed_on_chip(x):
-    """Return whether few rows x [T, H] @ HBM are loaded row by row and transposed, instead of in runs."""
-    return x.shape[0] > RUN_LOADS and x.shape[1] % PARTITIONS == 0
+def is_transposed_on_chip(x, in_runs=True):
+    """Return whether few rows x [T, H] @ HBM are loaded row by row and transposed, as they are without `in_runs`."""
+    return not in_runs or (x.shape[0] > RUN_LOADS and x.shape[1] % PARTITIONS == 0)
 
 
-def request_few_rows(x, norm, columns):
+def request_few_rows(x, norm, columns, in_runs=True):
     """Issue the loads of rows x [T, H] @ HBM and of the norm's weight, if any; return RequestedRows.
 
-    norm: Norm, RMSNorm; None for none. columns: columns of the result, at least T.
+    norm: Norm, RMSNorm; None for none. columns: columns of the result, at least T. in_runs: whether the result
+    lies in runs; else in blocks, [h in block, block, column].
     """
     rows, hidden = x.shape
-    transposes = is_transposed_on_chip(x)
+    transposes = is_transposed_on_chip(x, in_runs)
     tile = load_row_tile(x) if transposes else load_hidden(x)
-    shape = (count_block_partitions(hidden, 0, True), blocks(hidden), columns)
+    shape = (count_block_partitions(hidden, 0, in_runs), blocks(hidden), columns)
     runs = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     if columns > rows:
         nisa.memset(dst=runs[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
-    weight = None if norm is None else load_column(norm.weight, norm.offset, True)
-    return RequestedRows(tile, weight, runs, transposes, rows, hidden)
+    weight = None if norm is None else load_column(norm.weight, norm.offset, in_runs)
+    return RequestedRows(tile, weight, runs, transposes, in_runs, rows, hidden)
 
 
 def load_few_rows(x, norm, gated, columns):
-    """Load rows x [T, H] @ HBM; return them in runs, and as they are, [row, H] in SBUF, or None.
+    """Load rows x [T, H] @ HBM; return them in runs or blocks, and as they are, [row, H] in SBUF, or None.
 
-    Rows in runs are [partition, C, column] in SBUF, with zeros behind the T rows. Rows are there as they are if they
-    were loaded so and transposed. With a norm, rows in runs are multiplied by its weight, and `gated.row_factors` is
-    set. Also loads the scales of the GatedProduct `gated`.
+    Rows in runs are [partition, C, column] in SBUF, with zeros behind the T rows; `gated.in_runs` tells whether they
+    lie in blocks. Rows are there as they are if they were loaded so and transposed. With a norm, rows in runs or blocks
+    are multiplied by its weight, and `gated.row_factors` is set. Also loads the scales of the GatedProduct `gated`.
 
     Args:
         norm: Norm, RMSNorm; None for none.
         columns: columns of the result, at least T.
     """
-    requested = request_few_rows(x, norm, columns)
+    requested = request_few_rows(x, norm, columns, gated.in_runs)
     # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
     gated.load_scales()
     runs = spread_few_rows(requested)
@@ -104,7 +108,7 @@ def spread_few_rows(requested):
     """Write RequestedRows, times the norm's weight if any, to `requested.runs`; return it, [partition, C, column]."""
     runs = requested.runs[:, :, 0 : requested.rows]
     if requested.is_transposed:
-        transpose_weighted(runs, requested.tile, requested.weight)
+        transpose_weighted(runs, requested.tile, requested.weight, requested.in_runs)
     else:
         write_weighted(runs, requested.tile.permute((0, 2, 1)), requested.weight)
     return requested.runs
@@ -143,13 +147,20 @@ def write_weighted(dst, rows, weight):
         nisa.tensor_tensor(dst=dst, data1=rows, data2=factor, op=nl.multiply)
 
 
-def transpose_weighted(dst, tile, weight):
+def transpose_weighted(dst, tile, weight, runs):
     """Transpose an SBUF tile [row, H] on the Tensor engine into runs, dst [partition, C, row], times a weight or None.
 
-    As many transposes as fit share a PSUM bank, which one instruction reads.
+    As many transposes as fit share a PSUM bank, which one instruction reads. In runs H is a multiple of 128. Without
+    `runs` rows become blocks, [h in block, block, row], the last of which may be short.
     """
     rows, hidden = tile.shape
     count = hidden // PARTITIONS
+    if count * PARTITIONS < hidden:
+        short = hidden - count * PARTITIONS
+        bank = nl.ndarray((short, 1, rows), dtype=tile.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank[:, 0, :], data=tile[:, count * PARTITIONS : hidden])
+        last = None if weight is None else weight[0:short, count : count + 1]
+        write_weighted(dst[0:short, count : count + 1, :], bank, last)
     itemsize = 4 if tile.dtype == nl.float32 else 2
     per_bank = BANK_BYTES // itemsize // count_slot_columns(rows, tile.dtype)
     for first in range(0, count, per_bank):
@@ -157,7 +168,8 @@ def transpose_weighted(dst, tile, weight):
         bank = allocate_psum_slots(PARTITIONS, end - first, rows, tile.dtype)
         for k in range(first, end):
             # Element k of each run: every C-th element of a row, from k on.
-            nisa.nc_transpose(dst=bank[:, k - first, :], data=tile[:, k:hidden:count])
+            columns = slice(k, hidden, count) if runs else slice(k * PARTITIONS, (k + 1) * PARTITIONS)
+            nisa.nc_transpose(dst=bank[:, k - first, :], data=tile[:, columns])
         write_weighted(dst[:, first:end, :], bank, None if weight is None else weight[:, first:end])
 
 

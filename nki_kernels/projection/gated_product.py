@@ -20,9 +20,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.norms.runs import RowFactors
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
+from nki_kernels.projection.zero_points import load_zero_points, negate_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import choose_operand_dtype, load_blocks_into, load_runs_into, select_columns
 
@@ -42,7 +44,8 @@ class GatedProduct(nl.NKIObject):
     engine. in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
     contraction. inner: columns of the intermediate. row_factors: RowFactors that multiply the rows of the
     sums, if x is not normalised yet or is quantised, else None. gate_factors_only: whether they multiply gate
-    alone; the reader of the intermediate then multiplies its rows by them.
+    alone; the reader of the intermediate then multiplies its rows by them. negated_sums: the sums of x's
+    rows as `negate_sums` returns them, for weights of 4 bits; None before, and for other weights.
     """
 
     weights: list
@@ -54,6 +57,16 @@ class GatedProduct(nl.NKIObject):
     inner: int
     row_factors: RowFactors | None = None
     gate_factors_only: bool = False
+    negated_sums: nl.NkiTensor | None = None
+
+    def find_negated_sums(self, x):
+        """Return the result of `negate_sums` for rows x, [h in block, block, row] in SBUF; the first call computes it.
+
+        A caller with other rows sets `negated_sums` to None before.
+        """
+        if self.negated_sums is None:
+            self.negated_sums = negate_sums(x, self.hidden)
+        return self.negated_sums
 
     def load_scales(self):
         """Load the scales of gate and up into SBUF, if the weights have any; until then `scales` has None for both."""
@@ -156,7 +169,7 @@ def accumulate(unit, product, x, planned_loads):
     x: [h in block, block, row] in SBUF. planned_loads: PlannedLoads for later work, issued evenly after the
     pieces.
     """
-    rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
+    hidden, width = product.hidden, unit.end_column - unit.first_column
     sides = len(product.weights)
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
     most = PIECE_ELEMENTS if operand_dtype == x.dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
@@ -164,6 +177,9 @@ def accumulate(unit, product, x, planned_loads):
     pairs_blocks = x.dtype == nl.float8_e4m3
     if pairs_blocks:
         blocks_per_piece += blocks_per_piece % 2
+    packed = product.weights[0].nibbles is not None
+    if packed:
+        blocks_per_piece = choose_packed_blocks(2 * most // width)
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
@@ -178,34 +194,76 @@ def accumulate(unit, product, x, planned_loads):
         # All banks of the unit take a K block before the next one, so that a loaded piece is read once and released.
         for k in range(first_block, end_block):  # k: K block
             used = count_block_partitions(hidden, k, product.in_runs)
-            stationary = piece[0:used, :, k - first_block, :]
-            moving = x[0:used, k, :]
-            # Full blocks of fp8 rows are multiplied two at a time, with the first one of the two.
-            pairs = pairs_blocks and (k + 1) * PARTITIONS <= hidden - hidden % (2 * PARTITIONS)
-            for side in range(sides):  # gate, up
-                for column in range(0, unit.full_width, PARTITIONS):
-                    end = min(unit.full_width, column + PARTITIONS)
-                    block = column // PARTITIONS
-                    bank = unit.banks[side][block // unit.blocks_per_bank]
-                    start = block % unit.blocks_per_bank * rows
-                    dst = bank[0 : end - column, start : start + rows]
-                    if not pairs:
-                        nisa.nc_matmul(
-                            dst=dst,
-                            stationary=stationary[:, side, column:end],
-                            moving=moving,
-                            accumulate=k > 0,
-                        )
-                    elif k % 2 == 0:
-                        pair = piece[:, side, k - first_block : k - first_block + 2, column:end]
-                        multiply_block_pair(dst, pair, x[:, k : k + 2, :], k > 0)
-            if unit.packed_bank is not None:
-                nisa.nc_matmul(
-                    dst=unit.packed_bank,
-                    stationary=stationary[:, :, unit.full_width :],
-                    moving=moving,
-                    accumulate=k > 0,
-                )
+            if pairs_blocks and (k + 1) * PARTITIONS <= hidden - hidden % (2 * PARTITIONS):
+                # Full blocks of fp8 rows are multiplied two at a time, with the first one of the two.
+                if k % 2 == 0:
+                    pair = piece[:, :, k - first_block : k - first_block + 2, :]
+                    add_block_pair(unit, pair, x[:, k : k + 2, :], k > 0)
+                continue
+            add_block(unit, piece[0:used, :, k - first_block, :], x[0:used, k, :], k > 0)
+    if packed:
+        # The sums come last, so that no product waits for them.
+        zero_points = load_zero_points(select_unit_columns(unit, product), operand_dtype)
+        add_block(unit, zero_points, product.find_negated_sums(x), True)
+
+
+def add_block_pair(unit, stationary, moving, accumulate):
+    """Add the products of two full blocks of fp8 rows to the banks of a GatedUnit; write them unless `accumulate`.
+
+    stationary: [h in block, weight, block, column] in SBUF, the unit's columns. moving: [h in block, block, row].
+    """
+    rows = moving.shape[2]
+    for side in range(len(unit.banks)):  # gate, up
+        for column in range(0, unit.full_width, PARTITIONS):
+            end = min(unit.full_width, column + PARTITIONS)
+            block = column // PARTITIONS
+            bank = unit.banks[side][block // unit.blocks_per_bank]
+            start = block % unit.blocks_per_bank * rows
+            dst = bank[0 : end - column, start : start + rows]
+            multiply_block_pair(dst, stationary[:, side, :, column:end], moving, accumulate)
+    if unit.packed_bank is not None:
+        for index in range(2):
+            nisa.nc_matmul(
+                dst=unit.packed_bank,
+                stationary=stationary[:, :, index, unit.full_width :],
+                moving=moving[:, index, :],
+                accumulate=accumulate or index > 0,
+            )
+
+
+def add_block(unit, stationary, moving, accumulate):
+    """Add the products of one block of the contraction to the banks of a GatedUnit; write them unless `accumulate`.
+
+    stationary: [h in block, weight, column] in SBUF, the unit's columns of the weights. moving: [h in block, row].
+    """
+    rows = moving.shape[1]
+    for side in range(len(unit.banks)):  # gate, up
+        for column in range(0, unit.full_width, PARTITIONS):
+            end = min(unit.full_width, column + PARTITIONS)
+            block = column // PARTITIONS
+            bank = unit.banks[side][block // unit.blocks_per_bank]
+            start = block % unit.blocks_per_bank * rows
+            nisa.nc_matmul(
+                dst=bank[0 : end - column, start : start + rows],
+                stationary=stationary[:, side, column:end],
+                moving=moving,
+                accumulate=accumulate,
+            )
+    if unit.packed_bank is not None:
+        nisa.nc_matmul(
+            dst=unit.packed_bank,
+            stationary=stationary[:, :, unit.full_width :],
+            moving=moving,
+            accumulate=accumulate,
+        )
+
+
+def select_unit_columns(unit, product):
+    """Return the WeightMatrix of a GatedUnit's columns for each weight of the product, in a list."""
+    result = []
+    for weight in product.weights:
+        result.append(select_columns(weight, unit.first_column, unit.end_column))
+    return result
 
 
 def load_piece(piece, unit, product, first_block):

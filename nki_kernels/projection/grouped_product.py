@@ -20,7 +20,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.projection.sums import OutputChunk
+from nki_kernels.projection.zero_points import load_zero_points
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 from nki_kernels.weights import choose_operand_dtype, load_blocks_into
 
@@ -130,10 +132,13 @@ def multiply_in_groups(product, operands, x_parts, layout):
         first_column = chunk * chunk_columns
         for index in range(len(x_parts)):
             matrix = product.weight.matrices[index].submatrix(
-                (0, product.weight.matrices[index].elements.shape[0]),
+                (0, product.weight.matrices[index].count_rows()),
                 (first_column, first_column + chunk_columns),
             )
             add_chunk_products(bank, x_parts[index], matrix, index > 0, layout)
+            if matrix.nibbles is not None:
+                zero_points = load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[index].dtype))
+                add_block(bank, product.find_negated_sums(x_parts)[index], zero_points[:, 0, :], True, layout)
         if product.rank_sum.replica_group is None:
             store_chunk(product, operands, bank, chunk, layout)
         else:
@@ -146,8 +151,10 @@ def add_chunk_products(bank, x, matrix, add, layout):
     bank: [partition, column of the group]. x: SBUF tile [k in block, block, row]. add: whether the bank holds sums
     already; else the product with the first K block overwrites it.
     """
-    depth, columns = matrix.elements.shape
+    depth, columns = matrix.count_rows(), matrix.elements.shape[1]
     blocks_per_piece = max(1, PIECE_ELEMENTS // columns)
+    if matrix.nibbles is not None:
+        blocks_per_piece = choose_packed_blocks(blocks_per_piece)
     for first_block in range(0, blocks(depth), blocks_per_piece):
         start, end = first_block * PARTITIONS, min(depth, (first_block + blocks_per_piece) * PARTITIONS)
         shape = (x.shape[0], blocks(end - start), columns)
@@ -155,17 +162,26 @@ def add_chunk_products(bank, x, matrix, add, layout):
         load_blocks_into(tile, matrix.submatrix((start, end), (0, columns)), STATIC)
         for k in range(shape[1]):  # k: K block of the piece
             used = min(PARTITIONS, end - start - k * PARTITIONS)
-            # Matmuls of different groups follow each other, so that they run at the same time.
-            for group in range(layout.count_groups()):
-                first = group * layout.width
-                nisa.nc_matmul(
-                    dst=bank[first : first + layout.width, :],
-                    stationary=x[0:used, first_block + k, :],
-                    moving=tile[0:used, k, group * layout.size : (group + 1) * layout.size],
-                    accumulate=add or first_block + k > 0,
-                    tile_position=(0, first),
-                    tile_size=(PARTITIONS, layout.width),
-                )
+            accumulate = add or first_block + k > 0
+            add_block(bank, x[0:used, first_block + k, :], tile[0:used, k, :], accumulate, layout)
+
+
+def add_block(bank, x, weight, accumulate, layout):
+    """Add the product of one block of the contraction to a PSUM bank of a chunk; write it unless `accumulate`.
+
+    bank: [partition, column of the group]. x: [k in block, row] in SBUF. weight: [k in block, column of the chunk].
+    """
+    # Matmuls of different groups follow each other, so that they run at the same time.
+    for group in range(layout.count_groups()):
+        first = group * layout.width
+        nisa.nc_matmul(
+            dst=bank[first : first + layout.width, :],
+            stationary=x,
+            moving=weight[:, group * layout.size : (group + 1) * layout.size],
+            accumulate=accumulate,
+            tile_position=(0, first),
+            tile_size=(PARTITIONS, layout.width),
+        )
 
 
 def append_chunk(product, operands, bank, chunk, layout):

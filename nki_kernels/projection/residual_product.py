@@ -19,11 +19,13 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
+from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.sums import OutputChunk, RankSum
+from nki_kernels.projection.zero_points import load_zero_points, negate_sums
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -80,7 +82,8 @@ class ResidualProduct(nl.NKIObject):
     residual is there already, else None. row_scales: float32 columns [row, 1] in SBUF that multiply the rows
     of a row tile, one for each row tile so far; None to multiply nothing. scales: [1, N] float32 @ HBM, those of
     the weight's columns; None for a plain weight. column_scales: [row, N] in SBUF with the scales on every row
-    once `load_scales` has run; None before, and for a plain weight.
+    once `load_scales` has run; None before, and for a plain weight. negated_sums: for a weight of 4 bits the sums of
+    the rows, see `find_negated_sums`; None before, and for other weights.
     """
 
     y: nl.NkiTensor
@@ -92,6 +95,19 @@ class ResidualProduct(nl.NKIObject):
     row_scales: list | None = None
     scales: nl.NkiTensor | None = None
     column_scales: nl.NkiTensor | None = None
+    negated_sums: list | None = None
+
+    def find_negated_sums(self, x_parts):
+        """Return the results of `negate_sums` for x_parts, the SBUF tiles of the rows in a list.
+
+        The first call computes them. A caller with other rows sets `negated_sums` to None before.
+        """
+        if self.negated_sums is None:
+            self.negated_sums = []
+            for index in range(len(x_parts)):
+                depth = self.weight.matrices[index].count_rows()
+                self.negated_sums.append(negate_sums(x_parts[index], depth))
+        return self.negated_sums
 
     def load_scales(self, rows):
         """Load the scales, if there are any, onto `rows` partitions; do nothing if they are in SBUF already.
@@ -182,10 +198,12 @@ def compute_chunk(product, x_parts, first_row, first_column):
     accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
     for index in range(len(x_parts)):
         x = x_parts[index]
-        k_blocks = blocks(weight.matrices[index].elements.shape[0])
+        k_blocks = blocks(weight.matrices[index].count_rows())
         blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
         if x.dtype == nl.float8_e4m3:
             blocks_per_piece += blocks_per_piece % 2
+        if weight.matrices[index].nibbles is not None:
+            blocks_per_piece = choose_packed_blocks(4 * PIECE_ELEMENTS // width)
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
             piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
@@ -195,6 +213,8 @@ def compute_chunk(product, x_parts, first_row, first_column):
                 accumulate_in_groups(accumulators, x, piece, index > 0, group_width)
             else:
                 accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
+    if weight.matrices[0].nibbles is not None:
+        add_zero_points(accumulators, product, x_parts, chunk.columns, group_width)
     if rank_sum.replica_group is None:
         shape = (min(rows, PARTITIONS), blocks(rows), width)
         result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
@@ -204,6 +224,23 @@ def compute_chunk(product, x_parts, first_row, first_column):
     else:
         chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
         rank_sum.append(chunk)
+
+
+def add_zero_points(accumulators, product, x_parts, columns, group_width):
+    """Add the term of the zero points to the accumulators of a chunk with the columns (first, end) of y, in PSUM.
+
+    The weight has 4 bits. The other arguments are those of `compute_chunk` and `allocate_accumulators`.
+    """
+    sums = product.find_negated_sums(x_parts)
+    for index in range(len(x_parts)):
+        matrix = select_columns(product.weight.matrices[index], columns[0], columns[1])
+        zero_points = load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[index].dtype))
+        piece = WeightPiece([zero_points], 0, zero_points.shape[0])
+        x = sums[index].expand_dim(1)
+        if group_width < PARTITIONS:
+            accumulate_in_groups(accumulators, x, piece, True, group_width)
+        else:
+            accumulate(accumulators, x, piece, True, False)
 
 
 def view_chunk(product, rows, first_row, first_column):
@@ -260,7 +297,7 @@ def load_piece(matrix, weight, first_block, count, columns, x):
     """
     first, last = columns
     start = first_block * PARTITIONS
-    depth = matrix.elements.shape[0]
+    depth = matrix.count_rows()
     end = min(depth, start + count * PARTITIONS)
     if weight.resident_tiles is not None:
         return WeightPiece(load_resident_columns(weight, first, last, x.dtype), first_block, end - start)
@@ -282,7 +319,7 @@ def load_resident_columns(weight, first, last, dtype):
     `weight.resident_tiles`.
     """
     matrix, tiles = weight.matrices[0], weight.resident_tiles
-    depth, all_columns = matrix.elements.shape
+    depth, all_columns = matrix.count_rows(), matrix.elements.shape[1]
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for start in range(len(tiles) * width, last, width):
         end = min(all_columns, start + width)

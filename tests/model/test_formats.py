@@ -53,7 +53,9 @@ def test_tensors_are_as_described_and_numbers_that_the_format_has_come_back(
     }
     wide = format.widen(packed)
     assert wide.dtype == np.float32 and wide.shape == shape
-    assert np.array_equal(format.widen(format.pack(wide)), wide)
+    # Seven steps of a scale, divided by seven, may be another float32 than the scale.
+    step = 2.0**-22 if isinstance(format, Int4) else 0.0
+    assert np.allclose(format.widen(format.pack(wide)), wide, rtol=step, atol=0)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=str)

@@ -1,0 +1,212 @@
+"""Weights of 4 bits in HBM: two elements in a byte, and their way to SBUF as operands of the Tensor engine.
+
+An element is a nibble n = 0 … 15. A byte with n in its low bits is the number n * 2^-9 in float8_e4m3, subnormal up
+to n = 7. So two instructions of the Vector engine make fp8 operands of a tile of bytes: one keeps the low nibbles, one
+shifts and keeps the high nibbles. Both work on words of 32 bits, eight elements at a time. A weight stands for
+(nibble - zero point) * 2^-9 * scale. Products multiply the nibbles, and add the zero points' term as one more block of
+the contraction, see `projection.zero_points`.
+
+A weight [K, N] is stored as bytes [packed rows, N]. A run of 256 rows is stored as 128 packed rows: byte p has row p
+in its low nibble, and row p + 128 in its high one. So both tiles that a loaded tile becomes are K blocks, [k in block,
+block, column]. Of the remaining rows each block of up to 128 is stored apart: its high nibbles have the rows from 64
+on (more than 64 rows), or those from 32 on (more than 32 rows). A block of up to 32 rows has low nibbles alone. An odd
+K is stored with one more row, which is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.dma import transfer
+from nki_kernels.tiles import PARTITIONS, ranges
+
+RUN_ROWS = 2 * PARTITIONS
+"""Rows of a whole run, which 128 packed rows hold."""
+
+NIBBLES = 0x0F0F0F0F
+"""The low nibbles of the bytes of a word."""
+
+UNIT = 2.0**-9
+"""What the nibble 1 stands for in float8_e4m3."""
+
+
+@dataclass
+class NibbleMatrix(nl.NKIObject):
+    """What a weight of 4 bits [K, N] has besides its packed elements and scales.
+
+    depth: K. zeros: [1, N] uint8 @ HBM, the zero point of each column; None if all are 8. as_fp8: whether products
+    with rows of 16 bits take nibbles in float8_e4m3; else in the rows' dtype.
+    """
+
+    depth: int
+    zeros: nl.NkiTensor | None
+    as_fp8: bool
+
+    def find_packed_rows(self, rows):
+        """Return the packed rows (first, end) of rows (first, end). Raises AssertionError if these divide a run."""
+        return count_packed_rows(self.depth, rows[0]), count_packed_rows(self.depth, rows[1])
+
+    def count_packed(self):
+        """Return the packed rows of the weight."""
+        return count_packed_rows(self.depth, self.depth)
+
+    def submatrix(self, rows, columns):
+        """Return the NibbleMatrix of rows (first, end) and columns (first, end) of the weight."""
+        zeros = None if self.zeros is None else self.zeros[:, columns[0] : columns[1]]
+        return NibbleMatrix(rows[1] - rows[0], zeros, self.as_fp8)
+
+
+def is_packed(elements):
+    """Return whether elements @ HBM are nibbles, two in a byte: they are uint8 then."""
+    return elements.dtype == nl.uint8
+
+
+def describe_nibbles(elements, depth, zeros, nibble_dtype):
+    """Return the NibbleMatrix of elements @ HBM with `depth` rows; None for elements that are None or not packed."""
+    if elements is None or not is_packed(elements):
+        return None
+    return NibbleMatrix(depth, zeros, nibble_dtype == "float8_e4m3")
+
+
+def check_nibbles(elements, scales, zeros, nibble_dtype):
+    """Refuse packed elements without scales, a block packed in part, and zero points that are not uint8 [1, N].
+
+    Args:
+        elements: arrays of a block's weights @ HBM, or None for one that it lacks.
+        scales: their scales, or None.
+        zeros: their zero points, or None.
+        nibble_dtype: "float8_e4m3" or "bfloat16".
+    """
+    assert nibble_dtype in ("float8_e4m3", "bfloat16"), (
+        f"nibble_dtype is float8_e4m3 or bfloat16, not {nibble_dtype}"
+    )
+    packed, count = 0, 0
+    for index in range(len(elements)):
+        if elements[index] is None:
+            assert zeros[index] is None, "zero points are given without their weight; leave them out"
+            continue
+        count += 1
+        if is_packed(elements[index]):
+            packed += 1
+            assert scales[index] is not None, (
+                "weights of 4 bits have scales; give those of all packed weights"
+            )
+            columns = elements[index].shape[1]
+            assert zeros[index] is None or (
+                zeros[index].shape == (1, columns) and zeros[index].dtype == nl.uint8
+            ), (
+                f"zero points are uint8 [1, {columns}], one for each column of their weight, not "
+                f"{zeros[index].dtype} {zeros[index].shape}"
+            )
+        else:
+            assert zeros[index] is None, (
+                "zero points are those of uint8 elements, two in a byte; leave them out"
+            )
+    assert packed in (0, count), (
+        f"{packed} of {count} weights are packed nibbles; pack all of a block or none"
+    )
+
+
+def count_low_rows(rows):
+    """Return how many rows of a block of `rows` rows, at most 128, are in low nibbles, see the module's docstring."""
+    if rows > PARTITIONS // 2:
+        return PARTITIONS // 2
+    return min(rows, PARTITIONS // 4)
+
+
+def count_packed_rows(depth, end):
+    """Return the packed rows of rows 0 … end - 1 of a weight with `depth` rows.
+
+    Raises AssertionError if `end` divides a run, or a block behind the whole runs.
+    """
+    if end == depth:
+        end += depth % 2
+    depth += depth % 2
+    runs = depth // RUN_ROWS
+    if end <= runs * RUN_ROWS:
+        assert end % RUN_ROWS == 0, f"rows of packed nibbles are cut at multiples of {RUN_ROWS}, not at {end}"
+        return end // 2
+    packed = runs * PARTITIONS
+    for first, last in ranges(runs * RUN_ROWS, depth):
+        if end > first:
+            assert end >= last, f"rows of packed nibbles are cut at row {first} or {last}, not at {end}"
+            packed += count_low_rows(last - first)
+    return packed
+
+
+def choose_packed_blocks(count):
+    """Return the K blocks of a loaded piece, at most `count` if that is 2 or more: an even number, as runs have two."""
+    return max(2, count - count % 2)
+
+
+def load_nibbles_into(tile, elements, depth, queue):
+    """Load packed elements of a weight [K, N] @ HBM into an SBUF tile [k in block, block, column], on a queue of `dma`.
+
+    Nibble n becomes n * 2^-9 in the tile's dtype, exactly. Row k lies on partition k % height, in block k // height,
+    for a tile of `height` partitions, which is 128 unless the weight is one block. depth: K.
+    """
+    stored = depth + depth % 2
+    runs, columns = stored // RUN_ROWS, elements.shape[1]
+    if runs > 0:
+        raw = nl.ndarray((PARTITIONS, runs, columns), dtype=nl.uint8, buffer=nl.sbuf)
+        rows = elements[0 : runs * PARTITIONS, :].reshape_dim(0, (runs, PARTITIONS)).permute((1, 0, 2))
+        transfer(raw, rows, queue)
+        split_nibbles(tile[:, 0 : 2 * runs : 2, :], raw, False)
+        split_nibbles(tile[:, 1 : 2 * runs : 2, :], raw, True)
+    first_packed = runs * PARTITIONS
+    for first, end in ranges(runs * RUN_ROWS, stored):
+        low = count_low_rows(end - first)
+        last = min(end, depth)
+        raw = nl.ndarray((low, columns), dtype=nl.uint8, buffer=nl.sbuf)
+        transfer(raw, elements[first_packed : first_packed + low, :], queue)
+        block = tile[:, first // PARTITIONS, :]
+        rows = min(low, last - first)
+        split_nibbles(block[0:rows, :], raw[0:rows, :], False)
+        if last - first > low:
+            split_nibbles(block[low : last - first, :], raw[0 : last - first - low, :], True)
+        first_packed += low
+
+
+def split_nibbles(dst, raw, high):
+    """Write the high or the low nibbles of bytes to `dst`, as n * 2^-9 in its dtype; both are SBUF tiles of one shape.
+
+    raw: uint8. Rows of a multiple of four columns are split in words of 32 bits, others byte by byte.
+    """
+    nibbles = dst
+    if dst.dtype != nl.float8_e4m3:
+        nibbles = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    words = nl.uint32 if raw.shape[len(raw.shape) - 1] % 4 == 0 else nl.uint8
+    mask = NIBBLES if words == nl.uint32 else 0x0F
+    source, result = raw.view(words), nibbles.view(words)
+    if high:
+        nisa.tensor_scalar(
+            dst=result, data=source, op0=nl.right_shift, operand0=4, op1=nl.bitwise_and, operand1=mask
+        )
+    else:
+        nisa.tensor_scalar(dst=result, data=source, op0=nl.bitwise_and, operand0=mask)
+    if dst.dtype != nl.float8_e4m3:
+        nisa.activation(dst=dst, op=nl.copy, data=nibbles, scale=UNIT)
+
+
+def widen_nibbles_reference(elements: np.ndarray, depth: int, zeros: np.ndarray | None = None) -> np.ndarray:
+    """Return (nibble - zero point) * 2^-9 of packed elements, float32 [K, N]; elements of other dtypes as they are.
+
+    depth: K. zeros: uint8 [1, N]; None if all zero points are 8.
+    """
+    if elements.dtype != np.uint8:
+        return elements
+    stored = depth + depth % 2
+    result = np.empty((stored, elements.shape[1]), np.float32)
+    packed = 0
+    whole = stored - stored % RUN_ROWS
+    for start, last in ranges(0, whole, RUN_ROWS) + ranges(whole, stored):
+        low = PARTITIONS if last - start == RUN_ROWS else count_low_rows(last - start)
+        rows = elements[packed : packed + low]
+        result[start : start + low] = rows & 15
+        result[start + low : last] = rows[: last - start - low] >> 4
+        packed += low
+    return (result[:depth] - (8.0 if zeros is None else zeros.astype(np.float32))) * np.float32(UNIT)
