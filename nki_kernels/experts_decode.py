@@ -21,6 +21,10 @@ Arguments:
     b_gate, b_up  [E, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down        [E, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     absent        compile-time bool: choices of E are experts of other ranks (see `experts_dispatch`), of weight 0
+    w_gate_scales, w_up_scales
+                  [E, 1, F] @ HBM, float32: this rank's columns, both or None for both
+    w_down_scales [E, 1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
+                  weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
     returns y     [T, H] @ HBM, n's dtype, the same on every rank
 
 Layout
@@ -66,6 +70,13 @@ from nki_kernels.experts.chunk_products import (
     multiply_gate_and_up,
     split_blocks,
 )
+from nki_kernels.experts.column_sums import (
+    ScaledDown,
+    add_scaled_down,
+    allocate_column_sums,
+    transpose_sums,
+)
+from nki_kernels.experts.scale_table import create_scale_table
 from nki_kernels.experts.weight_chunks import create_layer, load_chunk, load_down
 from nki_kernels.experts.weighted_sums import add_chosen_biases, make_nonzero_mask, sum_over_ranks
 from nki_kernels.projection.rows import spread
@@ -106,13 +117,17 @@ def experts_decode(
     b_up=None,
     b_down=None,
     absent=False,
+    w_gate_scales=None,
+    w_up_scales=None,
+    w_down_scales=None,
 ):
     """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
 
     y is in new shared HBM. The module docstring describes the arguments. AssertionError if they do not fit
     together, or for more than 128 tokens.
     """
-    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    scales = (w_gate_scales, w_up_scales, w_down_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -124,13 +139,20 @@ def experts_decode(
         return y
     # H lies on the partitions, as the gate and up products contract over it.
     transposed = spread(load(n, n.dtype), True)
-    # The sum over chunks and experts stays in float32, so no expert adds a rounding of its own.
-    total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
     count = w_gate.shape[0]
     few = tokens * ids.shape[1] <= count
     passes = plan_choice_passes(routing, count) if few else plan_expert_passes(routing, count)
     layer = create_layer(experts, activation, tokens, n.dtype)
-    run_passes(total, transposed, layer, passes)
+    # The sum over chunks and experts stays in float32, so no expert adds a rounding of its own.
+    if w_down_scales is None:
+        total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
+        run_passes(total, transposed, layer, passes)
+    else:
+        sums = allocate_column_sums(hidden, tokens)
+        choices = ids.reshape((len(passes), 1)) if few else None
+        table = create_scale_table(experts, len(passes), choices)
+        run_scaled_passes(sums, transposed, layer, passes, table)
+        total = transpose_sums(sums, hidden)
     result = add_residual(total, residual, routing, b_down, replica_group, n.dtype)
     nisa.dma_copy(dst=y, src=result)
     return y
@@ -176,9 +198,47 @@ def run_passes(total, x, layer, passes):
                         summed = total
                     # Rows of down are loaded here, as those of the chunk before are multiplied and make room.
                     load_down(layer, chunk)
-                activate(rows, sums, chunk, layer.activation, row_weights)
+                activate(rows, sums, chunk, layer, row_weights)
             gated = GatedChunk(chunk, intermediate)
     add_down(total, summed, gated, 0)
+
+
+def run_scaled_passes(total, x, layer, passes, table):
+    """Add the expert outputs of all passes, whose weights have scales, to `total`, float32 [h in block, block, row].
+
+    total: in SBUF, zeros at first. table: `ScaleTable` of the passes. The other arguments and the order are those of
+    `run_passes`. Products of a pass have its rows alone.
+    """
+    pending = None
+    for p in range(len(passes)):
+        first_row, end_row = passes[p].first_row, passes[p].end_row
+        rows = x[:, :, first_row:end_row]
+        row_weights = passes[p].row_weights
+        if row_weights is None:
+            row_weights = repeat_weights(passes[p].column, passes[p].identity)
+        table.advance(p)
+        for c in range(len(layer.chunks)):  # c: chunk of columns of the intermediate
+            factors = table.select_gate(p, layer.chunks[c]) if table.gate_arrays > 0 else None
+            chunk = load_chunk(layer, passes[p].expert, c, factors)
+            intermediate = allocate_intermediate(chunk, end_row - first_row, layer.dtype)
+            if row_weights.mask is not None:
+                # Rows that do not choose the expert stay 0.
+                nisa.memset(dst=intermediate, value=0.0, engine=nisa.engine.gpsimd)
+            groups = split_blocks(chunk, end_row - first_row)
+            for g in range(len(groups)):  # g: group of blocks of the chunk
+                sums = multiply_gate_and_up(rows, chunk, groups[g], table.hidden)
+                if g == 0:
+                    if pending is not None:
+                        add_scaled_down(pending)
+                    load_down(layer, chunk)
+                activate(intermediate, sums, chunk, layer, row_weights)
+            pending = ScaledDown(
+                GatedChunk(chunk, intermediate),
+                table.select_down(p),
+                total[:, :, first_row:end_row],
+                table.hidden,
+            )
+    add_scaled_down(pending)
 
 
 def plan_choice_passes(routing, experts):
@@ -308,11 +368,15 @@ def experts_decode_reference(
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
     absent: bool = False,
+    w_gate_scales: np.ndarray | None = None,
+    w_up_scales: np.ndarray | None = None,
+    w_down_scales: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute y [T, H] with NumPy, token by token in float32.
 
     For several ranks pass the intermediate columns of all of them; `replica_group` is not read.
     """
     routing = Routing(weights, ids, absent)
-    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    scales = (w_gate_scales, w_up_scales, w_down_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

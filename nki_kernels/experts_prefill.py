@@ -113,6 +113,9 @@ def experts_prefill(
     b_up=None,
     b_down=None,
     absent=False,
+    w_gate_scales=None,
+    w_up_scales=None,
+    w_down_scales=None,
     expert_ranks=1,
 ):
     """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
@@ -120,7 +123,8 @@ def experts_prefill(
     y is in new shared HBM. The module docstring describes the arguments. AssertionError if they do not fit
     together, or if the blocks of all experts have 2^24 rows or more.
     """
-    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    scales = (w_gate_scales, w_up_scales, w_down_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -286,6 +290,9 @@ def experts_prefill_reference(
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
     absent: bool = False,
+    w_gate_scales: np.ndarray | None = None,
+    w_up_scales: np.ndarray | None = None,
+    w_down_scales: np.ndarray | None = None,
     expert_ranks: int = 1,
 ) -> np.ndarray:
     """Compute y [T, H] with NumPy, token by token in float32.
@@ -294,5 +301,6 @@ def experts_prefill_reference(
     read.
     """
     routing = Routing(weights, ids, absent)
-    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    scales = (w_gate_scales, w_up_scales, w_down_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

@@ -29,8 +29,9 @@ from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 class WeightMatrix(nl.NKIObject):
     """A weight [K, N] @ HBM, a part of one, or a stack [E, K, N] with a weight for each expert.
 
-    scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; None for a plain
-    weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N] uint8; else None.
+    scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; [E, 1, N] for a stack;
+    None for a plain weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N]
+    uint8; else None.
     """
 
     elements: nl.NkiTensor
@@ -84,6 +85,16 @@ def check_scales(name, elements, scales):
         assert scales.shape == (1, elements.shape[1]) and scales.dtype == nl.float32, (
             f"{name}_scales is float32 [1, {elements.shape[1]}], one for each column of {name}, "
             f"not {scales.dtype} {scales.shape}"
+        )
+
+
+def check_stack_scales(name, stack):
+    """Refuse scales of a stack [E, K, N], a WeightMatrix, that are not float32 [E, 1, N]; None is accepted."""
+    if stack.scales is not None:
+        experts, _, columns = stack.elements.shape
+        assert stack.scales.shape == (experts, 1, columns) and stack.scales.dtype == nl.float32, (
+            f"{name}_scales is float32 [{experts}, 1, {columns}], one for each expert and column of {name}, "
+            f"not {stack.scales.dtype} {stack.scales.shape}"
         )
 
 

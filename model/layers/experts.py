@@ -53,6 +53,9 @@ FEWEST_SORTED_EXPERTS = 32
 """Fewest experts of a rank for which sorting rows takes less time than it saves; twice as many where ranks divide the
 experts, because a rank then sorts the rows of all ranks."""
 
+MATRICES = ("w_gate", "w_up", "w_down")
+"""Parameters of the kernels of experts for the matrices of experts."""
+
 _SORTED_WIDTH_ROWS = 64
 """Rows from which on `experts_decode` takes time for each row, so that sorting pays at proportionally larger widths."""
 
@@ -128,12 +131,16 @@ class RoutedExperts(Stateless):
     @property
     def _matrices(self) -> tuple[StackedWeight, ...]:
         """Matrices of a rank's experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
-        tensors = {
-            "w_gate": self._stack(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
-            "w_up": self._stack(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
-            "w_down": self._stack(lambda expert: expert.down.weight(ROW_PARALLEL)),
-        }
-        return tuple(StackedWeight(f"{self.name}.{name}", stack) for name, stack in tensors.items())
+        stacks = (
+            self._stack(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
+            self._stack(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
+            self._stack(lambda expert: expert.down.weight(ROW_PARALLEL)),
+        )
+        # `experts_prefill` has the same parameters.
+        return tuple(
+            StackedWeight(f"{self.name}.{name}", stack, reader=("experts_decode", name))
+            for name, stack in zip(MATRICES, stacks)
+        )
 
     @property
     def _biases(self) -> tuple[StackedRow | None, ...]:
@@ -291,11 +298,14 @@ class RoutedExperts(Stateless):
         """
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
-        matrices = [weight.value(step) for weight in self._matrices]
+        stacks: dict[str, Value] = {}
+        for matrix, weight in zip(MATRICES, self._matrices):
+            stacks |= weight.arguments(matrix, step)
+        matrices = [stacks[name] for name in MATRICES]
         b_gate, b_up, b_down = (create_argument(bias, step) for bias in self._biases)
         arguments: dict[str, Argument] = {
             **dict(zip(("n", "weights", "ids"), self._describe_routed_rows(step, rows, name))),
-            **dict(zip(("w_gate", "w_up", "w_down"), matrices)),
+            **stacks,
             "activation": self.routing.activation,
             "b_gate": b_gate,
             "b_up": b_up,
@@ -308,7 +318,7 @@ class RoutedExperts(Stateless):
         choices = rows // step.expert_ranks * self.routing.per_token
         local_experts = matrices[0].shape[0]
         elements = sum(prod(matrix.shape) for matrix in matrices) / local_experts
-        nbytes = sum(matrix.nbytes for matrix in matrices) / local_experts
+        nbytes = sum(stack.nbytes for stack in stacks.values()) / local_experts
         work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
         result = f"{name}expert_results" if name else self._sum_name
         launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)

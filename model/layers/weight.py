@@ -325,6 +325,42 @@ class StackedWeight(Weight):
         """Return [experts of the rank, …], followed by the shape of a rank's part of one expert's tensor."""
         return (len(self._local_tensors(shard)), *self.tensors[0].find_rank_shape(shard))
 
+    def find_planned_format(self, format: Format | None, parameters: KernelParameters) -> Format | None:
+        """Return what `Weight.find_planned_format` returns for the first expert's tensor, as all have the same cut."""
+        first = Weight(self.name, self.tensors[:1], self.reader)
+        return first.find_planned_format(format, parameters)
+
+    def take_stored(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
+    ) -> dict[str, np.ndarray]:
+        """Return a rank's copies of the stored tensors of its experts by array name, [experts of the rank, …] each.
+
+        The names are those of `describe`. `format` is the result of `find_kernel_format`.
+
+        Raises:
+            ModelError: The rank's part does not consist of whole blocks that share a scale.
+        """
+        tensors = self._local_tensors(shard)
+        stacks: dict[str, np.ndarray] = {}
+        for index, tensor in enumerate(tensors):
+            arrays = Weight(self.name, (tensor,)).take_stored(weights, shard, format)
+            for name, array in arrays.items():
+                if index == 0:
+                    stacks[name] = np.empty((len(tensors), *array.shape), array.dtype)
+                stacks[name][index] = array
+        return stacks
+
+    def describe(self, shard: Shard, dtypes: WeightDtypes) -> dict[str, tuple[Shape, np.dtype]]:
+        """Return shape and dtype of each array that a rank holds, [experts of the rank, …], by array name.
+
+        That is one array named like the weight, or the stored tensors of a format such as `….w_up_scales`.
+        """
+        if dtypes.find_format(self.name) is None:
+            return super().describe(shard, dtypes)
+        count = len(self._local_tensors(shard))
+        expert_arrays = Weight(self.name, self.tensors[:1]).describe(shard, dtypes)
+        return {name: ((count, *shape), dtype) for name, (shape, dtype) in expert_arrays.items()}
+
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:

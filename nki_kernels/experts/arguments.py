@@ -15,7 +15,7 @@ from nki_kernels.experts.activation import CLAMPED, SIGMOID_SCALE
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.tiles import BANK, expect_dims
-from nki_kernels.weights import WeightMatrix
+from nki_kernels.weights import WeightMatrix, check_stack_scales
 
 MAX_ROW_BYTES = 16384
 """Bytes per partition of a row of activations."""
@@ -37,8 +37,8 @@ class Routing(nl.NKIObject):
 class ExpertWeights(nl.NKIObject):
     """Weights of all experts @ HBM.
 
-    w_gate and w_up are stacks [E, H, F], w_down is [E, F, H]. b_gate and b_up are biases [E, F] or None, b_down is [E,
-    H] or None.
+    w_gate and w_up are stacks [E, H, F], w_down is [E, F, H]. Their scales are [E, 1, F] and [E, 1, H], or None. b_gate
+    and b_up are biases [E, F] or None, b_down is [E, H] or None.
     """
 
     w_gate: WeightMatrix
@@ -49,9 +49,16 @@ class ExpertWeights(nl.NKIObject):
     b_down: nl.NkiTensor | None
 
 
-def create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
-    """Return a kernel's weights and biases as an `ExpertWeights`, each weight wrapped in a `WeightMatrix`."""
-    matrices = (WeightMatrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+def create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down):
+    """Return a kernel's weights and biases as an `ExpertWeights`, each weight wrapped in a `WeightMatrix`.
+
+    scales: those of w_gate, w_up and w_down, a tuple; None for a plain weight.
+    """
+    matrices = (
+        WeightMatrix(w_gate, scales[0]),
+        WeightMatrix(w_up, scales[1]),
+        WeightMatrix(w_down, scales[2]),
+    )
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 
 
@@ -92,6 +99,9 @@ def check_arguments(residual, n, routing, experts):
     assert w_down.shape == (count, inner, hidden), (
         f"w_down is [{count}, {inner}, {hidden}], not {w_down.shape}"
     )
+    check_stack_scales("w_gate", experts.w_gate)
+    check_stack_scales("w_up", experts.w_up)
+    check_stack_scales("w_down", experts.w_down)
     assert (experts.b_gate is None) == (experts.b_up is None), (
         "b_gate and b_up come together: pass both, or None for both"
     )
@@ -109,20 +119,29 @@ def experts_reference(
     """
     rows = widened(n)
     y = np.zeros_like(rows) if residual is None else widened(residual).copy()
-    w_gate, w_up, w_down = experts.w_gate.elements, experts.w_up.elements, experts.w_down.elements
+    count = len(experts.w_gate.elements)
     for token, k in np.ndindex(*routing.ids.shape):
         expert = routing.ids[token, k]
-        if routing.absent and expert == len(w_gate):
+        if routing.absent and expert == count:
             continue
         row = rows[token : token + 1]
-        gate, up = row @ widened(w_gate[expert]), row @ widened(w_up[expert])
+        gate, up = (
+            row @ widen_expert_reference(experts.w_gate, expert),
+            row @ widen_expert_reference(experts.w_up, expert),
+        )
         if experts.b_gate is not None and experts.b_up is not None:
             gate, up = gate + widened(experts.b_gate[expert]), up + widened(experts.b_up[expert])
-        result = (gated_reference(gate, up, activation) @ widened(w_down[expert]))[0]
+        result = (gated_reference(gate, up, activation) @ widen_expert_reference(experts.w_down, expert))[0]
         if experts.b_down is not None:
             result = result + widened(experts.b_down[expert])
         y[token] += routing.weights[token, k] * result
     return y.astype(n.dtype)
+
+
+def widen_expert_reference(stack: WeightMatrix, expert: int) -> np.ndarray:
+    """Return an expert's weight [K, N] of a stack of numpy arrays, its elements times their scales, in float32."""
+    scales = None if stack.scales is None else stack.scales[expert]
+    return widened(stack.elements[expert], scales)
 
 
 def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:

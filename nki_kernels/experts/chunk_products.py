@@ -14,6 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
+from nki_kernels.experts.column_lines import ColumnFactors
 from nki_kernels.experts.weight_chunks import WeightChunk
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, count_block_partitions, ranges
 
@@ -124,25 +125,46 @@ def begin_with_bias(bank, columns, first, width):
     return True
 
 
-def activate(intermediate, sums, chunk, activation, row_weights):
+def activate(intermediate, sums, chunk, layer, row_weights):
     """Write the blocks of a chunk's intermediate whose `sums` are passed.
 
     Args:
         intermediate: [f in block, block, row] @ SBUF, with all blocks of the chunk.
         sums: `GatedSums`.
+        layer: `ExpertLayer`.
         row_weights: `RowWeights` that multiply the rows, or None.
     """
     first = sums.first_block
+    factors = load_column_factors(chunk, layer)
     # Partitions beyond a short last block are undefined, so that block is activated apart.
     for start, end, height in split_by_height(count_columns(chunk), first, sums.end_block):
         gate = sums.gate[0:height, start - first : end - first, :]
         up = sums.up[0:height, start - first : end - first, :]
-        left, right = activate_pair(gate, up, activation)
+        if factors is not None:
+            gate = factors.apply(gate, 0, start, end)
+            up = factors.apply(up, 1, start, end)
+        left, right = activate_pair(gate, up, layer.activation)
         target = intermediate[0:height, start:end, :]
         if row_weights is None:
-            multiply_pair(target, left, right, activation)
+            multiply_pair(target, left, right, layer.activation)
         else:
-            multiply_weighted_pair(target, left, right, activation, row_weights)
+            multiply_weighted_pair(target, left, right, layer.activation, row_weights)
+
+
+def load_column_factors(chunk, layer):
+    """Return the `ColumnFactors` of a chunk's gate and up sums; None for weights without scales. layer: `ExpertLayer`.
+
+    The 1 of up + 1, which the activation "swigluoai" takes, joins the biases of up.
+    """
+    if chunk.factors is None:
+        return None
+    weights = layer.weights
+    indices, count = [], 0
+    for array in (weights.w_gate.scales, weights.w_up.scales, weights.b_gate, weights.b_up):
+        indices.append(None if array is None else count)
+        count += 0 if array is None else 1
+    offset = 1.0 if layer.activation == "swigluoai" else 0.0
+    return ColumnFactors(chunk.factors.transpose(), indices[0:2], indices[2:4], offset)
 
 
 def split_by_height(width, first, end):
@@ -160,13 +182,14 @@ def split_by_height(width, first, end):
     return result
 
 
-def add_down(result, total, gated, first_row):
-    """Write `total` + the down product of a chunk to `result`, both [row, H] @ SBUF.
+def add_down(result, total, gated, first_row, scales=None):
+    """Write (`total` + the down product of a chunk) * `scales` to `result`, both [row, H] @ SBUF.
 
     Args:
-        total: float32, or None for 0. It may be `result`.
+        total: float32, or None for 0. It may be `result` if there are no scales. With scales it is overwritten.
         gated: `GatedChunk`.
         first_row: row of the intermediate that is row 0 of `result`.
+        scales: float32 [row, H] @ SBUF that multiply the columns, equal rows; None to multiply nothing.
     """
     rows, hidden = result.shape
     down = gated.weights.down
@@ -183,8 +206,13 @@ def add_down(result, total, gated, first_row):
                 moving=down[k][:, start:end],
                 accumulate=k > 0,
             )
+        column_scales = None if scales is None else scales[0:rows, start:end]
         if total is None:
             # The Scalar and the Vector engine evict panels in turn.
-            copy_bank(result[:, start:end], bank, n + 1, 2)
+            copy_bank(result[:, start:end], bank, n + 1, 2, None, column_scales)
+        elif scales is not None:
+            summed = total[:, start:end]
+            nisa.tensor_tensor(dst=summed, data1=summed, data2=bank, op=nl.add)
+            nisa.tensor_tensor(dst=result[:, start:end], data1=summed, data2=column_scales, op=nl.multiply)
         else:
             nisa.tensor_tensor(dst=result[:, start:end], data1=total[:, start:end], data2=bank, op=nl.add)

@@ -22,6 +22,7 @@ from nki_kernels.experts.chunk_products import (
     multiply_gate_and_up,
     split_blocks,
 )
+from nki_kernels.experts.column_lines import repeat_down_scales
 from nki_kernels.experts.indices import view_rows
 from nki_kernels.experts.row_assignment import find_dealt_blocks
 from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
@@ -61,8 +62,9 @@ class RowBlocks(nl.NKIObject):
 class PendingDown(nl.NKIObject):
     """Chunk of a block whose down product is due.
 
-    sums: for each row tile of the block the float32 sum [row, H] @ SBUF over its chunks so far; empty before the first
-    chunk. targets: for each row tile its results @ HBM, if this is the last chunk; else empty.
+    sums: for each row tile of the block the float32 sum [row, H] @ SBUF over its chunks so far, not multiplied by
+    scales; empty before the first chunk. targets: for each row tile its results @ HBM, if this is the last chunk; else
+    empty.
     """
 
     gated: GatedChunk
@@ -105,7 +107,7 @@ def gate_block(row_blocks, x, chunk):
     intermediate = allocate_intermediate(chunk, rows, n.dtype)
     for group in split_blocks(chunk, rows):
         sums = multiply_gate_and_up(x, chunk, group, n.shape[1])
-        activate(intermediate, sums, chunk, layer.activation, None)
+        activate(intermediate, sums, chunk, layer, None)
     return GatedChunk(chunk, intermediate)
 
 
@@ -115,8 +117,12 @@ def finish_down(row_blocks, pending):
     The sums of a first chunk are appended to `pending.sums`, float32 @ SBUF; later ones are added in place. After the
     last chunk the sums are rounded to n's dtype and stored to `pending.targets` @ HBM.
     """
-    n = row_blocks.n
+    n, weights = row_blocks.n, pending.gated.weights
     tiles = ranges(0, row_blocks.layout.rows)
+    # Sums over chunks are multiplied once, when the last chunk is added.
+    scales = None
+    if len(pending.targets) > 0:
+        scales = repeat_down_scales(row_blocks.layer, weights.expert, tiles[0][1])
     for m in range(len(tiles)):  # m: row tile
         first, end = tiles[m]
         total = pending.sums[m] if m < len(pending.sums) else None
@@ -125,7 +131,7 @@ def finish_down(row_blocks, pending):
             # Sums between chunks stay in float32; the last chunk's are rounded once, for the store.
             dtype = nl.float32 if len(pending.targets) == 0 else n.dtype
             result = nl.ndarray((end - first, n.shape[1]), dtype=dtype, buffer=nl.sbuf)
-        add_down(result, total, pending.gated, first)
+        add_down(result, total, pending.gated, first, scales)
         if len(pending.targets) > 0:
             # Not by Sync, which loads the next weights.
             transfer(pending.targets[m], result, SCALAR)

@@ -14,9 +14,16 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.arguments import ExpertWeights
+from nki_kernels.experts.column_lines import ColumnLines, load_lines
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, ranges
-from nki_kernels.weights import ExpertIndex, load_expert_rows, load_expert_runs, view_expert
+from nki_kernels.weights import (
+    ExpertIndex,
+    choose_operand_dtype,
+    load_expert_rows,
+    load_expert_runs,
+    view_expert,
+)
 
 CHUNK_BYTES = 73728
 """Bytes per partition of the three weights of a chunk; at least one block of 128 columns is taken."""
@@ -30,7 +37,8 @@ class ExpertLayer(nl.NKIObject):
     """What all chunks of a launch share.
 
     chunks: columns (first, end) of the intermediate in each chunk. ones: [2, row] in SBUF, which multiply biases and
-    the 1 of up + 1 for each row; None if nothing is added. dtype: of the products' operands.
+    the 1 of up + 1 for each row; None if nothing is added before the sums leave PSUM. dtype: of rows and intermediate.
+    gate_dtype, down_dtype: in which the products take gate and up, and down, see `choose_operand_dtype`.
     """
 
     weights: ExpertWeights
@@ -38,6 +46,8 @@ class ExpertLayer(nl.NKIObject):
     chunks: list
     ones: nl.NkiTensor | None
     dtype: object
+    gate_dtype: object
+    down_dtype: object
 
 
 @dataclass
@@ -65,7 +75,8 @@ class ChunkColumns(nl.NKIObject):
 class WeightChunk(nl.NKIObject):
     """A chunk of an expert's weights in SBUF, for columns first … end of the intermediate.
 
-    down: for each block of the columns a tile [f in block, H], empty before `load_down`.
+    down: for each block of the columns a tile [f in block, H], empty before `load_down`. factors: scales and biases of
+    gate and up as `ColumnLines`, if the weights have scales; then gate and up themselves have no bias. Else None.
     """
 
     expert: ExpertIndex
@@ -74,6 +85,7 @@ class WeightChunk(nl.NKIObject):
     gate: ChunkColumns
     up: ChunkColumns
     down: list
+    factors: ColumnLines | None
 
 
 def create_layer(weights, activation, rows, dtype):
@@ -82,10 +94,13 @@ def create_layer(weights, activation, rows, dtype):
     weights: `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
     """
     ones = None
-    if weights.b_gate is not None or activation == "swigluoai":
+    if not has_gate_scales(weights) and (weights.b_gate is not None or activation == "swigluoai"):
         # Ones are the moving operand for `rows` rows, and the stationary one of a block of 128 columns.
         ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
-    return ExpertLayer(weights, activation, split_into_chunks(weights.w_gate.elements, dtype), ones, dtype)
+    gate_dtype = choose_operand_dtype([weights.w_gate, weights.w_up], dtype)
+    down_dtype = choose_operand_dtype([weights.w_down], dtype)
+    chunks = split_into_chunks(weights.w_gate.elements, gate_dtype)
+    return ExpertLayer(weights, activation, chunks, ones, dtype, gate_dtype, down_dtype)
 
 
 def split_into_chunks(w_gate, dtype):
@@ -103,23 +118,50 @@ def split_into_chunks(w_gate, dtype):
     return ranges(0, inner, PARTITIONS * blocks(blocks(inner), count))
 
 
-def load_chunk(layer, expert, chunk):
+def list_gate_factors(weights):
+    """Return the arrays @ HBM with numbers of the sums of gate and up: their scales, and then their biases.
+
+    Those that are None are left out; without any scales the list is empty. weights: `ExpertWeights`.
+    """
+    arrays = []
+    if has_gate_scales(weights):
+        for array in (weights.w_gate.scales, weights.w_up.scales, weights.b_gate, weights.b_up):
+            if array is not None:
+                arrays.append(array)
+    return arrays
+
+
+def has_gate_scales(weights):
+    """Return whether gate or up has scales; their biases are then added after the sums have left PSUM.
+
+    weights: `ExpertWeights`.
+    """
+    return weights.w_gate.scales is not None or weights.w_up.scales is not None
+
+
+def load_chunk(layer, expert, chunk, factors=None):
     """Load the gate and up columns and biases of chunk number `chunk` of an expert into SBUF; return the `WeightChunk`.
 
-    Its rows of down are not loaded: `load_down` appends them. expert: `ExpertIndex`.
+    Its rows of down are not loaded: `load_down` appends them.
+
+    Args:
+        expert: `ExpertIndex`.
+        factors: `ColumnLines` of the chunk that are in SBUF already; None to load them if the weights have scales.
     """
     weights = layer.weights
     first, end = layer.chunks[chunk]
     clamped = layer.activation == "swigluoai"
-    gate_pieces = load_columns(weights.w_gate, expert, first, end, layer.dtype)
-    up_pieces = load_columns(weights.w_up, expert, first, end, layer.dtype)
+    if factors is None and has_gate_scales(weights):
+        factors = load_lines(list_gate_factors(weights), expert, first, end)
+    gate_pieces = load_columns(weights.w_gate, expert, first, end, layer.gate_dtype)
+    up_pieces = load_columns(weights.w_up, expert, first, end, layer.gate_dtype)
     b_gate, b_up = None, None
-    if weights.b_gate is not None:
+    if weights.b_gate is not None and factors is None:
         b_gate = load_bias(weights.b_gate, expert, first, end, layer.dtype, 1)
         b_up = load_bias(weights.b_up, expert, first, end, layer.dtype, 2 if clamped else 1)
     gate = ChunkColumns(gate_pieces, b_gate, None if b_gate is None else layer.ones)
     up = ChunkColumns(up_pieces, b_up, layer.ones)
-    return WeightChunk(expert, first, end, gate, up, [])
+    return WeightChunk(expert, first, end, gate, up, [], factors)
 
 
 def load_down(layer, chunk):
@@ -128,7 +170,7 @@ def load_down(layer, chunk):
     It is called once the rows of the chunk before were multiplied and make room.
     """
     for start, end in ranges(chunk.first, chunk.end):
-        chunk.down.append(load_expert_rows(layer.weights.w_down, chunk.expert, start, end, layer.dtype))
+        chunk.down.append(load_expert_rows(layer.weights.w_down, chunk.expert, start, end, layer.down_dtype))
 
 
 def load_columns(stack, expert, first, end, dtype):

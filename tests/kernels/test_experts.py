@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -205,6 +207,88 @@ class TestExpertsPrefill(KernelTests):
         ],
         two_cores=[dict(hidden=72, inner=40)],
         ranks=OVER_RANKS,
+    )
+
+
+FP8, INT8 = np.dtype(ml_dtypes.float8_e4m3), np.dtype(np.int8)
+STACKS = ("w_gate", "w_up", "w_down")
+
+
+def quantise(stack: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return elements [E, K, N] with the largest magnitude of their dtype in each column, and scales [E, 1, N]."""
+    largest = 240 if elements == FP8 else 127
+    scales = (np.abs(stack).max(axis=1, keepdims=True) / largest).astype(F32)
+    scales[scales == 0] = 1
+    quotients = stack / scales
+    return (quotients if elements == FP8 else np.rint(quotients)).astype(elements), scales
+
+
+def quantised(
+    kernel: Any, elements: Any = FP8, quantised_stacks: Any = STACKS, **sizes: Any
+) -> tuple[Any, ...]:
+    """Return arguments of an experts kernel whose stacks have 8 bits; `elements` is their dtype."""
+    dtype = sizes.pop("dtype", BF16)
+    plain = named(kernels.experts_decode, arguments(dtype=dtype, weights=F32, **sizes))
+    for name, argument in list(plain.items()):
+        if name in quantised_stacks:
+            plain[name], plain[f"{name}_scales"] = quantise(argument, elements)
+        elif isinstance(argument, np.ndarray) and name.startswith(("w_", "b_")):
+            plain[name] = argument.astype(dtype)
+    return in_order(kernel, **{name: argument for name, argument in plain.items() if argument is not None})
+
+
+QUANTISED_VALUES = [
+    *vary(tokens=[1, 3, 8, 40], hidden=[127, 128, 136], inner=140, elements=[FP8, INT8]),
+    *vary(tokens=[1, 30], hidden=72, inner=[64, 127, 129, 300], experts=9, top_k=3),
+    *vary(tokens=[2, 30], hidden=140, inner=136, dtype=F32, elements=[FP8, INT8]),
+    *vary(tokens=[3, 40], hidden=72, inner=140, biases=True, activation=["silu", "swigluoai"]),
+    *vary(
+        tokens=[3, 40],
+        hidden=72,
+        inner=140,
+        quantised_stacks=[STACKS[:2], STACKS[1:], STACKS[2:]],
+        biases=True,
+    ),
+    *vary(tokens=[3, 30], hidden=2056, inner=24, experts=40, top_k=3),
+]
+QUANTISED_REFUSALS = [
+    refuse(
+        "w_up_scales is float32 [6, 1, 10], one for each expert and column of w_up, not bfloat16 (6, 1, 10)",
+        w_up_scales=lambda scales: scales.astype(BF16),
+    ),
+    refuse(
+        "w_down_scales is float32 [6, 1, 24], one for each expert and column of w_down, not float32 (6, 24)",
+        w_down_scales=lambda scales: scales[:, 0],
+    ),
+]
+SCALED_RANKS = dict(w_gate=2, w_up=2, w_down=1, b_gate=1, b_up=1, w_gate_scales=2, w_up_scales=2)
+
+
+class TestQuantisedExpertsDecode(KernelTests):
+    """Weights of 8 bits with a scale for each expert and column; 40 passes of experts are two windows of scales."""
+
+    case = KernelCase(
+        kernels.experts_decode,
+        partial(quantised, kernels.experts_decode),
+        values=[*QUANTISED_VALUES, dict(tokens=128, hidden=136, inner=140)],
+        refusals=QUANTISED_REFUSALS,
+        undefined=[Undefined(dict(n=7), dict(tokens=30), np.inf, rows=[7], chips=GEN3_ON)],
+        ranks=[
+            Ranks(2, SCALED_RANKS, dict(tokens=tokens, hidden=72, inner=40, biases=True)) for tokens in (2, 5)
+        ],
+    )
+
+
+class TestQuantisedExpertsPrefill(KernelTests):
+    """Weights of 8 bits with a scale for each expert and column."""
+
+    case = KernelCase(
+        kernels.experts_prefill,
+        partial(quantised, kernels.experts_prefill),
+        values=[*QUANTISED_VALUES, *vary(tokens=300, hidden=136, inner=140, elements=[FP8, INT8])],
+        every_chip=[*vary(tokens=[30, 260], hidden=136, inner=140, biases=[True, False])],
+        refusals=QUANTISED_REFUSALS,
+        ranks=[Ranks(2, SCALED_RANKS, dict(tokens=140, hidden=72, inner=40, biases=True))],
     )
 
 

@@ -200,6 +200,12 @@ for storage in ("int-quantized", "pack-quantized"):
     )
 
 
+PROJECTIONS = tuple(
+    f"{name}.weight" for name in ("proj", "proj_with_mqa", "qkvz", "c_attn", ".w1", ".w2", ".w3")
+)
+"""Ends of the names of tensors that `quantised` quantises."""
+
+
 def packed(elements: np.ndarray) -> np.ndarray:
     """Return int8 elements [out, in] as int32 [out, in / 4]: element 4 j + i plus 128 in byte i of word j."""
     padded = np.pad(elements.astype(np.int64) + 128, ((0, 0), (0, -elements.shape[1] % 4)))
@@ -215,7 +221,7 @@ def quantised(
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
-        projects = name.endswith(("proj.weight", "proj_with_mqa.weight", "qkvz.weight", "c_attn.weight"))
+        projects = name.endswith(PROJECTIONS)
         if not projects or tensor.ndim != 2:
             kept = tensor.astype(np.float32 if name.endswith("e_score_correction_bias") else plain_dtype)
             stored[name] = plain[name] = kept

@@ -1,0 +1,90 @@
+"""Sums of down products over experts with H on the partitions, for weights with scales in a decode step.
+
+Scales differ from expert to expert, so each expert's sums are multiplied by its scales before they are added. With H on
+the partitions w_down is stationary and the rows move: there are as few sums on a partition as there are rows, and a
+scale is one number for each partition and block. With rows on the partitions an expert would take H elements of the
+Vector engine's time three times, more than it takes to load a narrow expert of 8 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.experts.chunk_products import GatedChunk
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, ranges
+
+
+def allocate_column_sums(hidden, rows):
+    """Return zeros, float32 [h in block, block, row] in SBUF, for sums of `rows` rows of H = `hidden` columns."""
+    sums = nl.ndarray((min(PARTITIONS, hidden), blocks(hidden), rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=sums, value=0.0, engine=nisa.engine.gpsimd)
+    return sums
+
+
+@dataclass
+class ScaledDown(nl.NKIObject):
+    """A chunk whose down product is due, the scales of its expert's down, and the sums that it is added to.
+
+    scales: float32 [h in block, block] @ SBUF. total: float32 [h in block, block, row] @ SBUF, the rows of the chunk's
+    intermediate. hidden: H.
+    """
+
+    gated: GatedChunk
+    scales: nl.NkiTensor
+    total: nl.NkiTensor
+    hidden: int
+
+
+def add_scaled_down(pending):
+    """Add the down product of a `ScaledDown`, times its scales, to its sums."""
+    gated, total, scales, hidden = pending.gated, pending.total, pending.scales, pending.hidden
+    down = gated.weights.down
+    rows = total.shape[2]
+    full = hidden // PARTITIONS
+    for first, end in ranges(0, blocks(hidden), max(1, BANK // rows)):
+        bank = nl.ndarray((total.shape[0], end - first, rows), dtype=nl.float32, buffer=nl.psum)
+        for b in range(first, end):  # b: block of H
+            start, stop = b * PARTITIONS, min(hidden, (b + 1) * PARTITIONS)
+            for k in range(len(down)):  # k: block of F
+                nisa.nc_matmul(
+                    dst=bank[0 : stop - start, b - first, :],
+                    stationary=down[k][:, start:stop],
+                    moving=gated.intermediate[0 : down[k].shape[0], k, :],
+                    accumulate=k > 0,
+                )
+        # Partitions beyond a short last block are undefined, so that block is added apart.
+        end_full = min(end, full)
+        if end_full > first:
+            add_scaled(
+                total[:, first:end_full, :], bank[:, 0 : end_full - first, :], scales[:, first:end_full]
+            )
+        if end > full:
+            height = hidden - full * PARTITIONS
+            used = slice(full, end)
+            add_scaled(total[0:height, used, :], bank[0:height, full - first :, :], scales[0:height, used])
+
+
+def add_scaled(total, sums, scales):
+    """Add sums [h in block, block, row] in PSUM times scales [h in block, block] to `total` in SBUF."""
+    scaled = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    factor = scales.expand_dim(2).broadcast(2, sums.shape[2])
+    nisa.tensor_tensor(dst=scaled, data1=sums, data2=factor, op=nl.multiply)
+    nisa.tensor_tensor(dst=total, data1=total, data2=scaled, op=nl.add)
+
+
+def transpose_sums(total, hidden):
+    """Return sums [h in block, block, row] in SBUF with rows on the partitions: float32 [row, H] in SBUF."""
+    rows = total.shape[2]
+    row_sums = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.sbuf)
+    panels = ranges(0, hidden, BANK)
+    for n in range(len(panels)):  # n: panel of columns of H
+        first, end = panels[n]
+        bank = nl.ndarray((rows, end - first), dtype=nl.float32, buffer=nl.psum)
+        for start, stop in ranges(first, end):
+            block = total[0 : stop - start, start // PARTITIONS, :]
+            nisa.nc_transpose(dst=bank[:, start - first : stop - first], data=block)
+        copy_bank(row_sums[:, first:end], bank, n, 2)
+    return row_sums

@@ -1,0 +1,137 @@
+"""Routed experts whose weights have eight bits with scales: what ranks hold, and the tokens of the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.families import load_config
+from model.formats import QuantisedWeight
+from model.formats.scaled import INT8
+from model.layers.shard import Shard
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.mesh import Mesh
+from model.runners.reference import ReferenceModel
+from nkw.commands import main
+from tests.deep import deep_except
+from tests.model.folders import byte_tokenizer
+from tests.model.oracle import random_model
+from tests.model.test_expert_parallel import model_of
+from tests.model.test_family_meshes import steps
+from tests.model.test_scaled_weights import BFLOAT16, FLOAT32, check_halves, quantise, write
+from tests.model.tiny_families import COMMON, TINY
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+MATRICES = ("w_gate", "w_up", "w_down")
+FAMILIES = [
+    *(
+        "mixtral",
+        "qwen3 with experts",
+        "olmoe",
+        "deepseek v3",
+        "glm4-moe",
+        "afmoe",
+        "solar-open",
+        "minimax-m2",
+    ),
+    *("deepseek v2", "qwen3-next", "mixtral with a window"),
+]
+SCHEMES = ["compressed, channel", "int-quantized", "a scale for each tensor"]
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"), deep_except([(name, scheme) for name in FAMILIES for scheme in SCHEMES], 5)
+)
+def test_ranks_hold_experts_as_they_are_stored(tmp_path: Path, name: str, scheme: str) -> None:
+    """Two ranks divide the intermediate size, and two more the experts where their number is even."""
+    _, plain = write(tmp_path, name, scheme)
+    config = load_config(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, config)
+    wide = {name: np.asarray(weight) for name, weight in checkpoint.items() if name in plain}
+    count = next(block.mlp.count for block in config.blocks if hasattr(block.mlp, "per_token"))
+    expert_ranks = 2 - count % 2
+    shards = [Shard(number % 2, 2, number // 2, expert_ranks) for number in range(2 * expert_ranks)]
+    stored = shard_weights(config, checkpoint, 2, shards, dtype="bfloat16")
+    widened = shard_weights(config, dict(checkpoint) | wide, 2, shards, dtype="bfloat16")
+    for rank, plain_rank in zip(stored, widened, strict=True):
+        names = [
+            name
+            for name in plain_rank.arrays
+            if ".experts.w_" in name and name.rpartition(".")[2] in MATRICES
+        ]
+        assert names and all(rank.arrays[name].shape[0] == count // expert_ranks for name in names)
+        for name in names:
+            check_halves(rank.arrays[name], rank.arrays[f"{name}_scales"], plain_rank.arrays[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES[:2])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("mixtral", Mesh(1)),
+        ("mixtral", Mesh(2)),
+        ("qwen3 with experts", Mesh(2, sequence=True)),
+        ("olmoe", Mesh(1, 2, expert=2)),
+        ("deepseek v3", Mesh(2, 2, expert=2)),
+        ("afmoe", Mesh(2, 2, sequence=True, expert=2)),
+    ],
+    ids=str,
+)
+def test_quantised_experts_give_the_logits_of_the_reference(
+    tmp_path: Path, name: str, mesh: Mesh, scheme: str
+) -> None:
+    """The reference widens e4m3fn, of whose codes 16 change by 2^-9 of a scale: 2^-17 of a column's largest weight.
+
+    All weights are widened to float32, as bfloat16 would round those of the reference.
+    """
+    write(tmp_path, name, scheme)
+    config = load_config(tmp_path)
+    weights = {
+        name: weight.astype(FLOAT32) if isinstance(weight, QuantisedWeight) else weight
+        for name, weight in open_checkpoint(tmp_path, config).items()
+    }
+    for output, reference in zip(
+        steps(model_of(config, weights, mesh)), steps(ReferenceModel(config, weights)), strict=True
+    ):
+        tolerance = 1e-4 * np.abs(reference.logits).max()
+        np.testing.assert_allclose(output.logits, reference.logits, rtol=0, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES[:2])
+@pytest.mark.parametrize("ranks", [("1", "1", "1"), ("2", "1", "1"), ("1", "2", "2")])
+def test_text_is_generated_with_quantised_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, ranks: tuple[str, str, str]
+) -> None:
+    """Tensor-parallel ranks, and ranks that divide the experts, in bfloat16."""
+    fields = {**COMMON, **TINY["olmoe"][1], "vocab_size": 300}
+    random_model("Olmoe", fields, 6).save_pretrained(tmp_path)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    quantise(tmp_path, scheme)
+    prompts = [word for _ in range(int(ranks[1])) for word in ("--prompt", "Tom had")]
+    arguments = ["--model", str(tmp_path), *prompts, "--max-new-tokens", "4", "--tp", ranks[0]]
+    assert main(["generate", *arguments, "--dp", ranks[1], "--ep", ranks[2], "--dtype", "bfloat16"]) == 0
+    count = 4 * int(ranks[1])
+    assert f"{count} of {count}" in capsys.readouterr().out
+
+
+def test_experts_of_which_one_is_not_quantised_are_widened(tmp_path: Path) -> None:
+    """As the ignore list of a checkpoint may have it; the other matrices stay as they are stored."""
+    write(tmp_path, "mixtral", "int-quantized")
+    config = load_config(tmp_path)
+    checkpoint = dict(open_checkpoint(tmp_path, config))
+    for changed in (False, True):
+        if changed:
+            name = next(name for name in checkpoint if name.endswith("experts.3.w1.weight"))
+            checkpoint[name] = np.asarray(checkpoint[name])
+        (rank,) = shard_weights(config, checkpoint, 1, dtype="bfloat16")
+        layer = f"layers.{name.split('.')[2] if changed else 0}.experts"
+        dtypes = [rank.arrays[f"{layer}.{matrix}"].dtype for matrix in MATRICES]
+        assert dtypes == [BFLOAT16 if changed else INT8, INT8, INT8]
+        assert rank.arrays[f"{layer}.w_up_scales"].dtype == FLOAT32
