@@ -68,6 +68,11 @@ class Fields:
         derived.refusals, derived._read = self.refusals, set()
         return derived
 
+    def add_table(self, name: str, values: dict[str, Any]) -> None:
+        """Set the field `name`, which must be absent or null, to a JSON object, as if the file had it."""
+        assert self._values.get(name) is None, f"{name} is in the file"
+        self._values[name] = values
+
     def copy_unread(self) -> Fields:
         """Return the same fields, none of them read yet, with an empty list of refusals."""
         copied = self._derive(self._prefix, self._values)

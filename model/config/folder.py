@@ -10,7 +10,7 @@ from model.errors import ModelError
 
 _FILES = (
     "generation_config.json tokenizer.json tokenizer_config.json special_tokens_map.json chat_template.jinja "
-    "model.safetensors.index.json"
+    "model.safetensors.index.json hf_quant_config.json"
 ).split()
 
 

@@ -1,15 +1,39 @@
-"""The option `--quantization`: the format in which the weights of a config are planned and loaded."""
+"""Where the quantisation of a model is described: the file of modelopt, and the option `--quantization`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
+from model.config.fields import Fields
+from model.config.folder import check_inside
 from model.config.record import Config
 from model.errors import ModelError
 from model.formats import SCHEMES
 
 C = TypeVar("C", bound=Config)
+
+_MODELOPT_FILE = "hf_quant_config.json"
+
+
+def read_config_fields(path: Path) -> Fields:
+    """Return the fields of a config.json, with `quantization_config` of hf_quant_config.json if it has none.
+
+    modelopt writes hf_quant_config.json beside config.json; it may be absent.
+
+    Raises:
+        ModelError: A file is damaged or a link out of the folder, or config.json is missing.
+    """
+    fields = Fields(path)
+    quantised = path.with_name(_MODELOPT_FILE)
+    check_inside(quantised)
+    described = Fields(quantised, optional=True)
+    if "quantization" in described and "quantization_config" not in fields:
+        quantization = described.table("quantization")
+        values = {name: quantization.get(name, None) for name in quantization.names}
+        fields.add_table("quantization_config", {"quant_method": "modelopt", **values})
+    return fields
 
 
 def quantise_config(config: C, scheme: str | None) -> C:

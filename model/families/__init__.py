@@ -13,6 +13,7 @@ from typing import Any, overload
 from model.config import Config, Fields, ModelConfig
 from model.config.folder import check_inside, check_model_folder, find_config_file, list_model_files
 from model.config.published import check_config_path
+from model.config.quantization import read_config_fields
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, list_single_step_tasks, read
 from model.families.stand_in import find_nearest_family, read_stand_in
@@ -61,7 +62,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
     check_model_folder(folder)
     for file in list_model_files(folder):
         check_inside(file)
-    fields = Fields(folder / "config.json")
+    fields = read_config_fields(folder / "config.json")
     config = read(_find_model_type(fields), fields)
     if config.refusals:
         raise ModelError(config.refusals[0], _CODE)
@@ -121,7 +122,7 @@ def read_record(path: Path, family: str | None = None) -> Config:
     check_config_path(path)
     if not path.is_file() or path.suffix == ".gguf":
         check_model_folder(path)
-    fields = Fields(find_config_file(path))
+    fields = read_config_fields(find_config_file(path))
     if family is not None:
         return read_stand_in(fields, family)
     model_type = fields.get("model_type", None)

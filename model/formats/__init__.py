@@ -6,10 +6,12 @@ compute its numbers in float32 or bfloat16.
 
 from __future__ import annotations
 
+from model.formats.bitsandbytes import BitsAndBytes
 from model.formats.cache_scheme import FP8_CACHES, CacheScheme
 from model.formats.compressed import Compressed
 from model.formats.format import ConfigFields, Container, Format, QuantisedWeight, TensorSpec, Weight
 from model.formats.int4 import Int4
+from model.formats.modelopt import ModelOpt
 from model.formats.mx import Mx, Mx8
 from model.formats.plain import Plain
 from model.formats.scaled import INT8, Scaled
@@ -19,11 +21,13 @@ __all__ = [
     "FORMATS",
     "FP8_CACHES",
     "SCHEMES",
+    "BitsAndBytes",
     "CacheScheme",
     "Compressed",
     "Container",
     "Format",
     "Int4",
+    "ModelOpt",
     "Mx",
     "Mx8",
     "Plain",
@@ -39,6 +43,8 @@ __all__ = [
 FORMATS: dict[str, type[Container]] = {
     "fp8": Scaled,
     "compressed-tensors": Compressed,
+    "bitsandbytes": BitsAndBytes,
+    "modelopt": ModelOpt,
     "mxfp4": Mx,
 }
 """Containers by `quant_method` of config.json."""

@@ -157,7 +157,8 @@ class Groups(Container):
 def read_skipped_modules(fields: ConfigFields, *names: str, head: bool = True) -> tuple[str, ...]:
     """Return targets for the modules that the lists in some fields name, and for the language model's head.
 
-    A listed name matches the modules that begin with it, and those that end with it, as in transformers.
+    A listed name matches the modules that begin with it, and those that end with it, as in transformers. A star in it
+    stands for any text.
 
     Args:
         fields: Fields of `quantization_config`.
@@ -171,8 +172,8 @@ def read_skipped_modules(fields: ConfigFields, *names: str, head: bool = True) -
             fields.unsupported(name, f"{listed!r:.60} is not a list of names")
             continue
         modules.extend(listed)
-    patterns = (f"{PATTERN}(.*{re.escape(module)}$|{re.escape(module)})" for module in modules)
-    return tuple(dict.fromkeys(patterns))
+    escaped = (re.escape(module).replace(r"\*", ".*") for module in dict.fromkeys(modules))
+    return tuple(f"{PATTERN}(.*{pattern}$|{pattern})" for pattern in escaped)
 
 
 def find_contradiction(groups: Collection[Group], ignore: Collection[str]) -> str | None:

@@ -48,9 +48,8 @@ _QUANTISED: dict[str, np.dtype] = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 """Further dtypes, which only the stored tensors of quantised weights have."""
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", *(f".{name}_scale" for name in ("k", "v", "q", "prob")))
-"""Suffixes of tensors that are no weights: rotary frequencies in old checkpoints, and scales of quantised caches."""
-
+_IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+"""Suffix of the rotary frequencies in old checkpoints, which are not read because they follow from the config."""
 _CACHE_SCALE_SUFFIXES = (".k_scale", ".v_scale", ".kv_scale", ".output_scale", ".q_scale", ".prob_scale")
 """Suffixes of the scales of keys and values, and of queries and probabilities, which kernels do not quantise."""
 
@@ -144,7 +143,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
         if name.endswith(_CACHE_SCALE_SUFFIXES) and name not in shapes
     }
     for name in tensors:
-        if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIXES):
+        if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps, cache_scales)
 

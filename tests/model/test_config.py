@@ -108,8 +108,8 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"mlp_bias": 1}, "mlp_bias: 1 is neither true nor false"),
         ({"torch_dtype": "int8"}, "torch_dtype: 'int8'; known are bfloat16, float16, float32"),
         (
-            {"quantization_config": {"quant_method": "gptq"}},
-            "quantization_config: weights quantised by gptq; fp8, compressed-tensors are widened, no others",
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config: weights quantised by hqq; fp8, compressed-tensors, ",
         ),
         ({"eos_token_id": 300}, "eos_token_id: 300 is not a token of a vocabulary of 300"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' is neither a token id nor a list of them"),

@@ -197,8 +197,8 @@ def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path)
     for name, value, message in (
         (
             "quantization_config",
-            {"quant_method": "awq"},
-            "by awq; fp8, compressed-tensors, mxfp4 are widened",
+            {"quant_method": "hqq"},
+            "by hqq; fp8, compressed-tensors, ",
         ),
         ("swiglu_limit", 8.0, "swiglu_limit: 8.0; experts are computed with 7.0"),
         ("swiglu_alpha", 1.0, "swiglu_alpha: 1.0; experts are computed with 1.702"),
