@@ -230,9 +230,26 @@ class Format(Container, Protocol):
             ModelError: A range begins inside a block and ends after it; the blocks of a part must begin with the part.
         """
         return {
-            name: tensors[name][_slice_blocks(rows, spec.block[0]), _slice_blocks(columns, spec.block[1])]
+            name: tensors[name][slice_blocks(rows, spec.block[0]), slice_blocks(columns, spec.block[1])]
             for name, spec in self.describe_tensors(shape).items()
         }
+
+
+class Packing(Protocol):
+    """Arrangement of a weight's tensors in files where it differs from the stored tensors of the weight's format."""
+
+    def unpack(
+        self, format: Format, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range
+    ) -> dict[str, np.ndarray]:
+        """Return what `Format.shard` returns for the elements [rows, columns] of a weight of a shape [out, in].
+
+        Args:
+            format: The weight's format.
+            tensors: Tensors of the whole weight as files have them, by names of this packing.
+            shape: Shape [out, in] of the whole weight.
+            rows: Outputs of the part.
+            columns: Inputs of the part.
+        """
 
 
 @dataclass(frozen=True)
@@ -242,7 +259,8 @@ class QuantisedWeight:
     The class has the methods of an array that cuts use. `rows` and `columns` are ranges of the whole weight [out, in],
     whose stored tensors are `tensors`. If it `is_transposed`, its shape is [in, out]. Widened numbers are rounded once
     to `dtype`. `input_scale` is the static scale of the rows that the weight multiplies, if the checkpoint has one;
-    kernels do not use it yet.
+    kernels do not use it yet. With a `packing`, `tensors` are those of the files, and parts are unpacked when they are
+    used.
     """
 
     format: Format
@@ -253,6 +271,7 @@ class QuantisedWeight:
     is_transposed: bool = False
     whole_shape: tuple[int, int] = (0, 0)
     input_scale: float | None = None
+    packing: Packing | None = None
 
     @classmethod
     def from_tensors(
@@ -318,7 +337,13 @@ class QuantisedWeight:
         Raises:
             ModelError: The part begins inside a block and ends after it.
         """
-        return self.format.shard(self.tensors, self.whole_shape, self.rows, self.columns)
+        return self._shard(self.rows, self.columns)
+
+    def _shard(self, rows: range, columns: range) -> dict[str, np.ndarray]:
+        """Return the entries of the format's stored tensors for elements [rows, columns] of the whole weight."""
+        if self.packing is not None:
+            return self.packing.unpack(self.format, self.tensors, self.whole_shape, rows, columns)
+        return self.format.shard(self.tensors, self.whole_shape, rows, columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         wide = self.to_array()
@@ -333,7 +358,7 @@ class QuantisedWeight:
             for columns in _split_into_ranges(
                 self.columns, specs[ELEMENTS].block[1], column_block, self.whole_shape[1]
             ):
-                numbers = self.format.widen(self.format.shard(self.tensors, self.whole_shape, rows, columns))
+                numbers = self.format.widen(self._shard(rows, columns))
                 kept_rows, kept_columns = _intersect(rows, self.rows), _intersect(columns, self.columns)
                 with np.errstate(over="ignore"):
                     result[_slice_within(kept_rows, self.rows), _slice_within(kept_columns, self.columns)] = (
@@ -346,7 +371,7 @@ Weight = np.ndarray | QuantisedWeight
 """A tensor of the layers: plain, or in the tensors of a format."""
 
 
-def _slice_blocks(elements: range, block: int) -> slice:
+def slice_blocks(elements: range, block: int) -> slice:
     """Return the slice of blocks, of `block` elements each, that contain a range of elements along an axis.
 
     Raises:

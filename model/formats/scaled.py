@@ -14,7 +14,7 @@ and the first in the lowest byte (format `pack-quantized`).
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import ml_dtypes
@@ -35,7 +35,7 @@ from model.formats.groups import CLASSES, Group, Groups, read_skipped_modules
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
 """Dtype of the elements of fp8 weights."""
-INT8 = np.dtype(np.int8)
+INT8, BYTE = np.dtype(np.int8), np.dtype(np.uint8)
 LARGEST = {ELEMENT: 448.0, INT8: 127.0}
 """Largest element by dtype."""
 
@@ -137,11 +137,10 @@ class Scaled(Format):
         Raises:
             ModelError: The scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
         """
+        elements, packing, dtype_in_file = tensors.get(name), None, self.element
         if self.element == INT8 and f"{name}_packed" in tensors and len(shape) == 2:
-            tensors[name] = _unpack(f"{name}_packed", tensors.pop(f"{name}_packed"), shape)
-            tensors.pop(f"{name}_shape", None)
-        elements = tensors.get(name)
-        if elements is None or elements.dtype != self.element or elements.shape != shape or len(shape) != 2:
+            elements, packing, dtype_in_file = take_bytes(name, tensors, shape), OffsetBytes(), BYTE
+        if elements is None or elements.dtype != dtype_in_file or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
         input_scale = take_input_scale(name, tensors)
         scale_names = [name + suffix for suffix in _SCALE_SUFFIXES if name + suffix in tensors]
@@ -160,8 +159,11 @@ class Scaled(Format):
             raise ModelError(f"{scale_names[0]} has dtype {scales.dtype}; known are {known}")
         scales = scales.reshape(spec.shape).astype(spec.dtype)
         check_scales(scale_names[0], scales, name)
-        stored = {ELEMENTS: tensors.pop(name), SCALES: scales}
-        return QuantisedWeight.from_tensors(self, stored, shape, dtype, input_scale)
+        tensors.pop(name, None)
+        weight = QuantisedWeight.from_tensors(
+            self, {ELEMENTS: elements, SCALES: scales}, shape, dtype, input_scale
+        )
+        return replace(weight, packing=packing)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return each element times the scale of its block, float32 [out, in]."""
@@ -226,15 +228,35 @@ def take_input_scale(name: str, tensors: MutableMapping[str, np.ndarray]) -> flo
     return scale
 
 
-def _unpack(name: str, packed: np.ndarray, shape: Shape) -> np.ndarray:
-    """Return the int8 elements [out, in] of a tensor `name` that has four of them in each int32, plus 128.
+@dataclass(frozen=True)
+class OffsetBytes:
+    """Packing of int8 elements as bytes, each plus 128 (`format.Packing`)."""
+
+    def unpack(
+        self, format: Format, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range
+    ) -> dict[str, np.ndarray]:
+        """Return the stored tensors of `format` for the elements [rows, columns], see `format.Packing`."""
+        stored = format.shard(tensors, shape, rows, columns)
+        return {**stored, ELEMENTS: (stored[ELEMENTS] ^ np.uint8(128)).view(INT8)}
+
+
+def take_bytes(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """Remove `<name>_packed` and `<name>_shape` from `tensors` and return the elements' bytes, uint8 [out, in], a view.
+
+    `<name>_packed` has four bytes in each int32.
 
     Raises:
-        ModelError: The tensor is not int32 with a quarter of the columns, rounded up.
+        ModelError: The tensor is not int32 with a quarter of the columns, rounded up, or `<name>_shape` differs.
     """
-    expected = shape[0], -(-shape[1] // 4)
+    packed_name, shape_name = f"{name}_packed", f"{name}_shape"
+    packed, expected = tensors[packed_name], (shape[0], -(-shape[1] // 4))
     if packed.dtype != np.int32 or packed.shape != expected:
         raise ModelError(
-            f"{name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
+            f"{packed_name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
         )
-    return (np.ascontiguousarray(packed).view(np.uint8)[:, : shape[1]] ^ np.uint8(128)).view(np.int8)
+    listed = tensors.get(shape_name, np.array(shape)).reshape(-1).tolist()
+    if listed != list(shape):
+        raise ModelError(f"{shape_name} contains {listed!r:.40}; config.json asks for {list(shape)}")
+    tensors.pop(packed_name)
+    tensors.pop(shape_name, None)
+    return np.ascontiguousarray(packed).view(BYTE)[:, : shape[1]]
