@@ -56,8 +56,8 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
         weights: `BlockWeights`.
         launch: a `DecodeLaunch` of one core, whose `o` is a tile of `create_output_tile`.
         replica_group: ranks over which the output projection is summed, or None for one rank.
-        following: `FeedForwardOperands` of the block that follows, or None. Its scales are loaded once queries are
-            ready, so that the first products need not wait for them.
+        following: `FeedForwardOperands` of the block that follows, or None. Its scales are loaded behind the first
+            products, which need not wait for them.
     """
     sizes, step = launch.sizes, launch.step
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
@@ -79,6 +79,8 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
     if early:
         clear_pieces(launch, loads, seen_keys, 0, (0, CLEARED_IN))
     projected = project(hidden_rows, weights.w_qkv, sizes, roots, scales)
+    if following is not None:
+        following.load_scales()
     if not early:
         loads = GroupLoads(launch)
     queries, keys = place_heads(projected.heads, rotation, step, sizes)
@@ -89,8 +91,6 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
         value_rows.append(projected.values[first:end, :])
     key_rows = transpose_key_rows(keys, spans, sizes)
     rows = TokenRows(queries, keys, projected.values, key_rows, value_rows, key_addresses, value_addresses)
-    if following is not None:
-        following.load_scales()
     loads.take_tokens(rows, seen_keys, output_weights)
     run(launch, loads, seen_keys, 1 if early else 0)
     return add_output(tile, launch.o, output_weights, replica_group)

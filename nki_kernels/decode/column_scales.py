@@ -1,6 +1,8 @@
-"""Scales of w_qkv in SBUF, in the layouts in which the sums of queries, keys and values lie.
+"""Scales of weights' columns in SBUF, in the layouts in which the sums of products lie.
 
-`decode.block` loads them before caches and weights, and `decode.projected` multiplies sums by them.
+`decode.block` loads those of w_qkv before caches and weights, and `decode.projected` multiplies sums by them.
+`decode.feed_forward` loads those of w_down. The Scalar engine triggers all loads, because in the queue of caches and
+weights they would arrive late.
 """
 
 from __future__ import annotations
@@ -9,7 +11,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, broadcast_row, ranges, shuffle_row
+from nki_kernels.tiles import PARTITIONS, blocks, ranges
+
+LINE_COLUMNS = 2048
+"""Scales that are copied to other partitions at once: 8 KiB of each partition."""
 
 
 class ProjectionScales(nl.NKIObject):
@@ -26,12 +31,25 @@ class ProjectionScales(nl.NKIObject):
     def __init__(self, scales, sizes):
         first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
         self.heads = load_head_scales(scales[:, 0:first_value], sizes)
-        rows, values = sizes.tokens, scales[:, first_value : scales.shape[1]]
-        # The Vector engine copies a row to few partitions, the Tensor engine to many.
-        if rows > PARTITIONS // 2:
-            self.values = broadcast_row(values, rows, nl.float32, 0.0)
-        else:
-            self.values = shuffle_row(values, rows)
+        self.values = load_on_rows(scales[:, first_value : scales.shape[1]], sizes.tokens)
+
+
+def load_on_rows(scales, rows):
+    """Return scales [1, N] of HBM on each partition of a new float32 SBUF tile [rows, N].
+
+    The first partition of each quadrant is loaded, and the Vector engine copies it to the others.
+    """
+    columns, quadrant = scales.shape[1], PARTITIONS // 4
+    result = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
+    if rows == 1:
+        transfer(result, scales, SCALAR)
+        return result
+    for start, end in ranges(0, columns, LINE_COLUMNS):
+        lines = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.sbuf)
+        for first in range(0, rows, quadrant):
+            transfer(lines[first : first + 1, :], scales[:, start:end], SCALAR)
+        nisa.nc_stream_shuffle(dst=result[:, start:end], src=lines, shuffle_mask=[0] * quadrant)
+    return result
 
 
 def load_head_scales(scales, sizes):

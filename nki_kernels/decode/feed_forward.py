@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.decode.column_scales import load_on_rows
 from nki_kernels.decode.hidden import store_hidden
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.norms.blocks import load_column
@@ -22,13 +23,7 @@ from nki_kernels.norms.runs import RowFactors, normalise_runs, sum_squares
 from nki_kernels.projection.feed_forward import build_gated_product
 from nki_kernels.projection.few_rows import write_weighted
 from nki_kernels.projection.gated_product import GatedProduct, compute_unit, count_unit_columns
-from nki_kernels.projection.grouped_product import (
-    GroupedOperands,
-    GroupLayout,
-    load_operands,
-    multiply_in_groups,
-    plan_groups,
-)
+from nki_kernels.projection.grouped_product import GroupLayout, load_operands, multiply_in_groups, plan_groups
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -47,11 +42,11 @@ SUMS_IN_FLIGHT = 8
 class FeedForwardOperands(nl.NKIObject):
     """Operands of the feed-forward block that depend on no hidden state.
 
-    norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. down: the last product, without
-    its residual yet. layout: how it divides its columns into groups, see `projection.grouped_product`; None for a
-    plain weight, and where there are no such groups. grouped: its scales and residual in groups. weighted: hidden
-    states times the norm's weight, [partition, C, column] in SBUF, with zeros behind the rows. square_sums:
-    [partition, column] float32, the same of sums of squares. The last three are None until `load_scales` runs.
+    norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. down: the last product; its
+    residual [T, H] in HBM is written by `compute_feed_forward`. layout: how it divides its columns into groups, see
+    `projection.grouped_product`; None for a plain weight, and where there are no such groups. weighted: hidden states
+    times the norm's weight, [partition, C, column] in SBUF, with zeros behind the rows. square_sums: [partition,
+    column] float32, the same of sums of squares. Both are None before `load_scales`, and for a plain weight.
     """
 
     norm: Norm
@@ -59,28 +54,18 @@ class FeedForwardOperands(nl.NKIObject):
     gated: GatedProduct
     down: ResidualProduct
     layout: GroupLayout | None
-    grouped: GroupedOperands | None = None
     weighted: nl.NkiTensor | None = None
     square_sums: nl.NkiTensor | None = None
 
     def load_scales(self):
-        """Load the scales of all weights, and zero what no row fills; do nothing for plain weights.
+        """Load the scales of gate and up, and zero what no row fills; do nothing for plain weights.
 
-        A kernel calls it before GpSimd addresses new keys, which takes long.
+        A kernel calls it behind the products of its projection, which need not wait for these loads, and before
+        GpSimd addresses new keys, which takes long.
         """
         self.gated.load_scales()
-        y, layout = self.down.y, self.layout
-        if self.down.scales is None:
-            return
-        if layout is None:
-            self.down.load_scales(y.shape[0])
-        else:
-            self.grouped = load_operands(self.down, layout, None)
-            self.grouped.residual = nl.ndarray(self.grouped.scales.shape, dtype=y.dtype, buffer=nl.sbuf)
-            if y.shape[0] < layout.width:
-                # One instruction adds all partitions, so those without a row of y hold zeros.
-                nisa.memset(dst=self.grouped.residual, value=0.0, engine=nisa.engine.gpsimd)
-        self.allocate_rows(y.shape[0] if layout is None else layout.width)
+        if self.down.scales is not None:
+            self.allocate_rows(self.down.y.shape[0] if self.layout is None else self.layout.width)
 
     def allocate_rows(self, columns):
         """Allocate `weighted` and `square_sums` for `columns` columns, with zeros in those beyond the rows of y."""
@@ -112,7 +97,8 @@ def prepare_feed_forward(norm, weights, activation, replica_group, y):
     bias = None if weights.b_down is None else broadcast_row(weights.b_down, rows, y.dtype, 0.0)
     rank_sum = RankSum(replica_group, 1, SUMS_IN_FLIGHT, [])
     scales = weights.w_down.scales
-    down = ResidualProduct(y, None, MovingWeight([weights.w_down]), bias, rank_sum, None, None, scales)
+    residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    down = ResidualProduct(y, residual, MovingWeight([weights.w_down]), bias, rank_sum, None, None, scales)
     is_grouped = scales is not None and replica_group is None and bias is None
     layout = plan_groups(rows, hidden) if is_grouped else None
     return FeedForwardOperands(norm, norm_column, gated, down, layout)
@@ -127,19 +113,21 @@ def compute_feed_forward(tile, operands):
     """
     gated, down, layout = operands.gated, operands.down, operands.layout
     rows, hidden = down.y.shape
-    residual = nl.ndarray(down.y.shape, dtype=down.y.dtype, buffer=nl.shared_hbm)
     if down.scales is None:
         x = normalise_runs(tile, hidden, operands.norm, operands.norm_column)
     else:
         x = weight_rows(tile, operands)
-    store_hidden(residual, tile)
+    store_hidden(down.residual, tile)
+    grouped = None
     if layout is None:
         residual_tile = nl.ndarray((rows, 1, hidden), dtype=down.y.dtype, buffer=nl.sbuf)
         # This load waits for the store, so Scalar triggers it: the queue of the weights must wait for no result.
-        transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
+        transfer(residual_tile.reshape((rows, hidden)), down.residual, SCALAR)
         down.keep_residual(residual_tile)
+        if down.scales is not None:
+            down.column_scales = load_on_rows(down.scales, rows)
     else:
-        load_group_residual(operands, residual)
+        grouped = load_operands(down, layout, None)
     intermediate = allocate_transposed(gated.inner, x.shape[2], x.dtype)
     for column in list_starts(gated.inner, count_unit_columns(gated, x.shape[2])):
         compute_unit(gated, intermediate, x, column, [])
@@ -147,7 +135,7 @@ def compute_feed_forward(tile, operands):
         for column in list_starts(hidden, count_chunk_columns(rows)):
             compute_chunk(down, [intermediate], 0, column)
     else:
-        multiply_in_groups(down, operands.grouped, [intermediate], layout)
+        multiply_in_groups(down, grouped, [intermediate], layout)
     down.rank_sum.finish()
 
 
@@ -166,15 +154,3 @@ def weight_rows(tile, operands):
     sum_squares(tile, operands.square_sums[:, 0:rows])
     operands.gated.row_factors = RowFactors(operands.square_sums, operands.gated.hidden, operands.norm.eps)
     return operands.weighted
-
-
-def load_group_residual(operands, residual):
-    """Load rows [T, H] @ HBM into `operands.grouped.residual`, in groups of columns, see `projection.grouped_product`.
-
-    Scalar triggers the loads: they wait for a store, and the queue of the weights must wait for no result.
-    """
-    layout, rows = operands.layout, residual.shape[0]
-    for group in range(layout.count_groups()):
-        first = group * layout.width
-        target = operands.grouped.residual[first : first + rows, :, :]
-        transfer(target, layout.view_group(residual, group), SCALAR)
