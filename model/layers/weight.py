@@ -325,10 +325,10 @@ class StackedWeight(Weight):
         """Return [experts of the rank, …], followed by the shape of a rank's part of one expert's tensor."""
         return (len(self._local_tensors(shard)), *self.tensors[0].find_rank_shape(shard))
 
-    def find_planned_format(self, format: Format | None, parameters: KernelParameters) -> Format | None:
+    def find_planned_format(self, container: Container | None, parameters: KernelParameters) -> Format | None:
         """Return what `Weight.find_planned_format` returns for the first expert's tensor, as all have the same cut."""
         first = Weight(self.name, self.tensors[:1], self.reader)
-        return first.find_planned_format(format, parameters)
+        return first.find_planned_format(container, parameters)
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format

@@ -362,12 +362,12 @@ def test_a_fused_weight_with_a_plain_member_is_widened(tmp_path: Path) -> None:
     stored[name] = plain[name]
     del stored[f"{name}_scale"], stored[name.replace(".weight", ".input_scale")]
     save(tmp_path, stored)
-    ignoring = SCHEMES["compressed, channel"][0] | {"ignore": [name.removesuffix(".weight")]}
-    configure(tmp_path, quantization_config=ignoring)
+    ignore = [name.removesuffix(".weight")]
+    configure(tmp_path, quantization_config=SCHEMES["compressed, channel"][0] | {"ignore": ignore})
     config = load_config(tmp_path)
-    (rank,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
-    save(tmp_path, plain)
-    (wide,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
+    checkpoint = open_checkpoint(tmp_path, config)
+    (rank,) = shard_weights(config, checkpoint, 1, dtype="bfloat16")
+    (wide,) = shard_weights(config, dict(checkpoint) | plain, 1, dtype="bfloat16")
     assert same(rank.arrays["layers.0.attention.w_qkv"], wide.arrays["layers.0.attention.w_qkv"])
     scales = {name for name in rank.arrays if name.startswith("layers.0.") and name.endswith("_scales")}
     assert scales == {
