@@ -92,7 +92,8 @@ Cost
     share a kv head take 154 us for 64 sequences of 8192 positions (undivided 788), of which 24 us are two collectives.
     Caches of fp8 are operands as they are: 62 us for 16 sequences of 4096 positions with 4 heads on 1, where bfloat16
     takes 93, and 386 us in place of 695 for 64 sequences of 8192 positions with one head. From pages of 16 positions
-    fp8 takes 96 us scheduled, as bfloat16, because GpSimd addresses as many pieces. DMA casts caches of int8: 174 us.
+    fp8 takes 99 us scheduled, bfloat16 96: GpSimd addresses as many pieces, and Scalar copies as many transposed keys.
+    DMA casts caches of int8: 174 us.
 """
 
 from __future__ import annotations

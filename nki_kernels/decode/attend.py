@@ -16,6 +16,7 @@ from nki_kernels.decode.ranks import gather_queries, merge_ranks
 from nki_kernels.decode.share import compute_share_sizes, find_core_share
 from nki_kernels.decode.tokens import NewTokens
 from nki_kernels.decode.values import load_rounded_values, load_value_rows
+from nki_kernels.tiles import PARTITIONS
 
 
 def attend_share(o, tokens, cache, sizes, step, ranks):
@@ -98,7 +99,7 @@ def attend(launch, tokens, qkv):
             launch, launch.step.positions, heights
         )
         value_rows = load_value_rows(v, heights, sizes, launch.step.scales)
-        if launch.step.scales is not None:
+        if launch.step.scales is not None and sizes.tokens <= PARTITIONS:
             v = load_rounded_values(v, sizes, launch.step.scales)
     rows = TokenRows(queries, keys, v, key_rows, value_rows, key_addresses, value_addresses)
     loads.take_tokens(rows, seen_keys, None)

@@ -142,7 +142,7 @@ class GroupLoads(nl.NKIObject):
             together = together and count_units(groups[group][0]) == sizes.units
         if together:
             box = (0, groups[count - 1][0][1], 0, sizes.kv_heads)
-            load_new_values(self.new_values, self.rows.v, box, sizes)
+            load_new_values(self.new_values, self.rows.v, box, sizes, self.launch.step.scales)
             return
         for group in range(count):
             self.load_new_values(group)
@@ -155,7 +155,7 @@ class GroupLoads(nl.NKIObject):
         sizes = self.launch.sizes
         if not sizes.stored:
             tile = self.new_tiles[group % sizes.value_buffers]
-            load_new_values(tile, self.rows.v, self.launch.groups[group][0], sizes)
+            load_new_values(tile, self.rows.v, self.launch.groups[group][0], sizes, self.launch.step.scales)
 
     def load_later_keys(self, group):
         """Load the keys of group `group + sizes.key_buffers` into the buffer that `group` no longer needs.
@@ -197,7 +197,7 @@ class GroupLoads(nl.NKIObject):
         """Transpose half of a group's keys from rows [position, D] to `key_tiles`: [D in tile, tile, unit, S] in SBUF.
 
         Does nothing for contiguous caches, whose keys need no transpose, and for a group beyond the last. After the
-        second half it calls `load_later_keys`. On gen2 keys that no new token sees are zeroed first. A unit is one kv
+        second half it calls `load_later_keys`. On gen2, and of fp8, unseen keys are zeroed first. A unit is one kv
         head of one sequence; a group is the units that are loaded together; a chunk is 128 positions.
 
         Args:
@@ -211,8 +211,8 @@ class GroupLoads(nl.NKIObject):
         rows = cache.view_by_unit(self.loaded_keys[group % sizes.key_buffers], box)
         tile = self.key_tiles[group % sizes.scored_buffers]
         first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
-        if nisa.get_nc_version() == nisa.nc_version.gen2:
-            # Its transposes multiply with zeros, so that one key that is not a number would spoil all of a chunk.
+        if nisa.get_nc_version() == nisa.nc_version.gen2 or sizes.operand != sizes.dtype:
+            # One key that is not a number would spoil all of a chunk.
             clear_values(rows, select_valid_keys(self.seen_keys.mark_seen_keys(box)), first, last, sizes)
         cache.transpose_keys(tile, rows, box, (first, last), sizes)
         if half == 1:

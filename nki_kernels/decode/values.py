@@ -16,7 +16,7 @@ from nki_kernels.tiles import PARTITIONS
 
 
 def load_rounded_values(v, sizes, scales):
-    """Return the new tokens' values [T, Hk * D] in SBUF, rounded to the cache.
+    """Return the values of up to 128 new tokens [T, Hk * D] in SBUF, rounded to the cache.
 
     All are rounded before the pipeline, in whose order the Vector engine would wait for the loads of later groups.
 
@@ -31,19 +31,27 @@ def load_rounded_values(v, sizes, scales):
     return tile
 
 
-def load_new_values(new, v, box, sizes):
+def load_new_values(new, v, box, sizes, scales):
     """Copy the new tokens' values of a box of units to `new` [new token, unit, D] in SBUF.
 
-    A unit is one kv head of one sequence.
+    Values from HBM are rounded to the cache if it has `scales`. Values in SBUF have been rounded by the caller. A
+    unit is one kv head of one sequence.
 
     Args:
-        v: [T, Hk * D], in HBM or SBUF; in SBUF and rounded if the cache has scales.
+        v: [T, Hk * D], in HBM or SBUF.
         box: (first sequence, end, first kv head, end) of the units.
+        scales: `CacheScales`, or None.
     """
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
         rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-        transfer(new[:, 0 : count_units(box), :], rows, SCALAR)
+        target = new[:, 0 : count_units(box), :]
+        transfer(target, rows, SCALAR)
+        if scales is not None:
+            target = target.reshape_dim(1, (box[1] - box[0], box[3] - box[2]))
+            inverses = scales.inverse_values[0 : sizes.new, box[2] : box[3]].expand_dim(1).expand_dim(3)
+            inverses = inverses.broadcast(1, box[1] - box[0]).broadcast(3, sizes.depth)
+            round_to_cache(target, inverses, scales.dtype)
         return
     columns = v[:, box[2] * sizes.depth : box[3] * sizes.depth]
     together = box[1] - box[0] if sizes.new == 1 else 1

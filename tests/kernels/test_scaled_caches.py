@@ -11,7 +11,7 @@ import numpy as np
 import nki_kernels as kernels
 from tests.kernels.accuracy import as_tuple, compare_all, copied, normal
 from tests.kernels.bounds import rounding_bound
-from tests.kernels.case import BF16, F32, KernelCase, KernelTests, refuse, together
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, Undefined, refuse, together
 from tests.kernels.divided import OverPositions
 from tests.kernels.test_attention_block_decode import formed
 from tests.kernels.test_attention_decode import READ_ONLY, step
@@ -66,6 +66,19 @@ def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs:
 
 
 BOTH = [scaled(np.int8), scaled(FP8)]
+
+
+def find_unseen(arguments: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """Return the index of the elements of pages that no sequence has reached."""
+    tables, positions = arguments["block_tables"], arguments["positions"][:, 0]
+    shape = arguments["k_cache"].shape
+    unseen = np.ones(shape[:2], bool)
+    for table, position in zip(tables, positions):
+        for index in range(position + 1):
+            unseen[table[index // shape[1]], index % shape[1]] = False
+    return np.nonzero(unseen)
+
+
 IN_PAGES = dict(positions=128, block=16)
 
 
@@ -110,6 +123,13 @@ class TestDecode(KernelTests):
         ranks=[
             # each rank multiplies its own queries before they are gathered, and its own outputs once they are merged
             OverPositions(4, settings=dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | BOTH[0])
+        ],
+        undefined=[
+            Undefined(
+                dict(k_cache=find_unseen, v_cache=find_unseen),
+                dict(firsts=(5, 20), dtype=BF16) | IN_PAGES | BOTH[1],
+                kept=lambda _, outputs: outputs[:1],
+            )
         ],
         tolerance=within,
     )
