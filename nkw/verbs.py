@@ -118,6 +118,17 @@ MODEL_VERBS = {
         "Each line gets an answer or an error. The output appears once it is whole; a run that was interrupted "
         "continues if the same command is given again.",
     ),
+    "quantize": Verb(
+        "write a model whose weights have fewer bits, and report what it costs",
+        "quantize stories --scheme fp8 --out stories-fp8",
+        _DONE,
+        function="model.commands.quantize.command:quantize_command",
+        options="model.commands.quantize.arguments:OPTIONS",
+        description="Quantise the linear weights of a folder layer by layer, in numpy: to fp8, int8, int4 or MX, "
+        "rounded to nearest, by GPTQ, AWQ, SmoothQuant or LLM.int8. The report has bytes, losses on held-out texts, "
+        "errors by layer, and predicted step times on each chip. With --plan nothing is written: sizes and times of "
+        "a config.",
+    ),
     "compile": Verb(
         "compile the graphs of an engine for NeuronCores, or list them",
         "compile stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",

@@ -26,6 +26,7 @@ _GUIDES = {
     "generate": "model/engine.md",
     "peer": "device.md",
     "plan": "model/planning.md",
+    "quantize": "quantize.md",
     "serve": "model/serving.md",
     "time": "profiles.md",
     "traffic": "model/planning.md",

@@ -18,11 +18,11 @@ VERBS = frozenset(
     Bring Broadcast Build Bundle Cache Calibrate Call Cancel Carry Cast Change Check Choose Clean Clear Close
     Collect Combine Compare Compile Complete Compute Concatenate Continue Convert Convolve Copy Count Create
     Cut Decode Delete Deliver Derive Describe Disable Discard Divide Do Drain Draw Drop Encode End Enter
-    Escape Estimate Exchange Exclude Execute Exit Extend Fail Fill Find Finish Fit Follow Forget Format Free
+    Escape Estimate Exchange Exclude Execute Exit Extend Fail Fill Find Finish Fit Fold Follow Forget Format Free
     Fuse Gate Gather Generate Give Group Guard Halve Handle Hold Import Improve Index Insert Invert Issue
     Iterate Join Judge Keep Kill Launch Leave Let Limit List Load Log Lower Make Map Mark Measure Merge Move
     Multiply Normalise Note Observe Open Order Pack Pair Parse Pass Permute Place Plan Predict Preempt Prepare
-    Print Profile Provide Put Queue Raise Read Rebuild Receive Recognise Record Reduce Refuse Register Release
+    Print Profile Provide Put Quantise Queue Raise Read Rebuild Receive Recognise Record Reduce Refuse Register Release
     Remove Rename Reopen Repeat Replace Replay Report Request Require Resume Return Rewrite Rotate Round Route
     Run Sample Scale Schedule Search Seed Select Send Serve Set Share Shorten Show Skip Solve Split Spread
     Square Start Step Stop Store Submit Subtract Sum Summarize Swap Take Time Trace Transcribe Translate

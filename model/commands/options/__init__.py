@@ -3,7 +3,17 @@
 A command's `arguments.py` names its rows with `options`, and changes a row with `option`.
 """
 
-from model.commands.options import client, device, engine, inputs, outputs, sampling, server, workload
+from model.commands.options import (
+    client,
+    device,
+    engine,
+    inputs,
+    outputs,
+    quantisation,
+    sampling,
+    server,
+    workload,
+)
 from nkw.options import OptionTable
 
 _TABLE = OptionTable(
@@ -12,6 +22,7 @@ _TABLE = OptionTable(
         "chip, ranks and prices": device.ROWS,
         "sampling": sampling.ROWS,
         "engine": engine.ROWS,
+        "quantisation": quantisation.ROWS,
         "reports": outputs.ROWS,
         "server": server.ROWS,
         "client": client.ROWS,
