@@ -1,0 +1,70 @@
+"""Products of rows and weights of 8-bit integers, equal to their definition bit for bit.
+
+The Tensor engine multiplies no integers, but bfloat16 holds those of 8 bits, and PSUM sums their products in float32.
+Such a sum is exact, in any order, while the magnitudes of its products add up to at most 2^24: for int8 times int8 up
+to 1024 products, 1024 * 128^2. So the definition of the product is: exact sums over groups of at most 1024 products,
+added in float32 in the order of K. `nkw check` proves from the dtypes that the sums of the groups are exact.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.tiles import blocks, count_block_partitions
+
+GROUP_BLOCKS = 8
+"""Blocks of 128 products of a group."""
+
+
+def sum_integer_products(stationary, moving, depth):
+    """Return the product of two matrices of integers, float32 [row, column], in PSUM or, for several groups, in SBUF.
+
+    Args:
+        stationary: bfloat16 SBUF tile [k in block, block, row] of integers from -128 to 127, at most 128 rows.
+        moving: bfloat16 SBUF tile [k in block, block, column] of such integers, at most 512 columns.
+        depth: length K of the contraction; element k lies on partition k % 128, in block k // 128.
+    """
+    shape = (stationary.shape[2], moving.shape[2])
+    count = blocks(depth)
+    if count <= GROUP_BLOCKS:
+        return sum_group(stationary, moving, depth, 0)
+    totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    for first in range(0, count, GROUP_BLOCKS):
+        group = sum_group(stationary, moving, depth, first)
+        if first == 0:
+            nisa.activation(dst=totals, op=nl.copy, data=group)
+        else:
+            nisa.tensor_tensor(dst=totals, data1=totals, data2=group, op=nl.add)
+    return totals
+
+
+def sum_group(stationary, moving, depth, first):
+    """Return the exact sums of the group that begins with block `first`, a new float32 tile [row, column] in PSUM.
+
+    The other arguments are those of `sum_integer_products`.
+    """
+    group = nl.ndarray((stationary.shape[2], moving.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    for block in range(first, min(first + GROUP_BLOCKS, blocks(depth))):
+        used = count_block_partitions(depth, block, False)
+        nisa.nc_matmul(
+            dst=group,
+            stationary=stationary[0:used, block, :],
+            moving=moving[0:used, block, :],
+            accumulate=block > first,
+        )
+    return group
+
+
+def integer_product_reference(rows, weight):
+    """Return rows [T, K] times weight [K, N], both int8, as float32 [T, N]: the definition of the product.
+
+    The groups are of 1024 consecutive k. Their sums are exact, and added in float32 in the order of k.
+    """
+    total = np.zeros((rows.shape[0], weight.shape[1]), np.float32)
+    size = 1024
+    for first in range(0, rows.shape[1], size):
+        group = rows[:, first : first + size].astype(np.int64) @ weight[first : first + size].astype(np.int64)
+        total = total + group.astype(np.float32)
+    return total
