@@ -105,7 +105,7 @@ def _describe_reading(quantised: ModelConfig | None) -> str:
     """Return a sentence on how the loader and kernels of this project read the quantised weights."""
     if quantised is None or quantised.weight_format is None:
         return "this project does not load the format yet, so no times of quantised steps are predicted"
-    if not quantised.weight_format.kernel_tensors:
+    if not any(format.kernel_tensors for format in quantised.weight_format.formats):
         return "weights are widened when they are loaded, so that a step takes as long as a plain one"
     return (
         "kernels that have parameters for scales read the stored weights; other weights are widened at load"
