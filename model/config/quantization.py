@@ -59,6 +59,6 @@ def quantise_config(config: C, scheme: str | None) -> C:
     if scheme not in SCHEMES:
         raise ModelError(
             f"quantization is {scheme!r:.40}, and the weights are not quantised; weights are quantised on loading by "
-            f"{' or '.join(SCHEMES)}"
+            f"one of {', '.join(SCHEMES)}"
         )
     return replace(config, weight_format=SCHEMES[scheme], quant_method=scheme, is_quantised_on_load=True)

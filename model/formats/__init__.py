@@ -51,6 +51,7 @@ FORMATS: dict[str, type[Container]] = {
 
 SCHEMES: dict[str, Format] = {
     "fp8": Scaled("fp8", 1, None),
+    "fp8-dynamic": Scaled("fp8", 1, None, has_fp8_rows=True),
     "int8": Scaled("compressed-tensors", 1, None, INT8),
 }
 """Formats to which plain weights can be quantised when they are loaded, by the name in `--quantization`.

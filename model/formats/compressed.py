@@ -100,14 +100,30 @@ def _read_names(fields: ConfigFields, name: str, default: tuple[str, ...]) -> tu
 
 
 def _describe_activations(group: ConfigFields) -> Iterator[str]:
-    """Yield a sentence if a group quantises the inputs or the outputs of its weights, which kernels do not."""
+    """Yield a sentence if a group quantises inputs or outputs of its weights that kernels do not quantise."""
     for name in ("input_activations", "output_activations"):
-        if name in group:
+        if name == "input_activations" and _has_fp8_rows(group):
+            yield (
+                "config.json quantises input rows of linear layers to fp8 (input_activations); mlp does so, and the "
+                "projections of attention multiply them in the dtype of activations."
+            )
+        elif name in group:
             bits = group.table(name).get("num_bits", 8)
             yield (
                 f"config.json quantises {name.removesuffix('_activations')} rows of linear layers to {bits!r:.10} bits "
                 f"({name}); they are not quantised: kernels multiply them in the dtype of activations."
             )
+
+
+def _has_fp8_rows(group: ConfigFields) -> bool:
+    """Return whether a group of fp8 weights rounds each input row to fp8, with a scale computed from the row."""
+    if "input_activations" not in group or "weights" not in group:
+        return False
+    rows, weights = group.table("input_activations"), group.table("weights")
+    required = {"dynamic": True, "num_bits": 8, "type": "float", "strategy": "token"}
+    return all(rows.get(name, None) == value for name, value in required.items()) and (
+        weights.get("type", None) == "float" and weights.get("strategy", None) in ("channel", "tensor")
+    )
 
 
 def _read_weights(group: ConfigFields) -> Format | None:
@@ -138,7 +154,7 @@ def _read_weights(group: ConfigFields) -> Format | None:
     element = INT8 if number == "int" else ELEMENT
     blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     if strategy in ("tensor", "channel"):
-        return Scaled(METHOD, *blocks[strategy], element)
+        return Scaled(METHOD, *blocks[strategy], element, _has_fp8_rows(group))
     if strategy == "block":
         return Scaled(METHOD, *weights.pair("block_structure"), element)
     if strategy == "group":

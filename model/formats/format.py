@@ -171,6 +171,11 @@ class Format(Container, Protocol):
         return ()
 
     @property
+    def quantises_rows(self) -> bool:
+        """Whether rows are rounded to 8 bits before products, by kernels with the option `quantises_rows`."""
+        return False
+
+    @property
     def kernel_options(self) -> tuple[str, ...]:
         """Parameters that a kernel has, besides those of the `kernel_tensors`, if it reads weights of this format."""
         return ()

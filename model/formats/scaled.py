@@ -59,13 +59,15 @@ _HALVES = (_NUMBERS / 2).astype(KERNEL_ELEMENT).view(np.uint8)
 class Scaled(Format):
     """Format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis.
 
-    `element` is the dtype of the elements, float8_e4m3fn or int8.
+    `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_fp8_rows` rows are rounded to fp8 before
+    products, with a scale for each row that is computed from the row.
     """
 
     method: str
     rows: int | None
     columns: int | None
     element: np.dtype = ELEMENT
+    has_fp8_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -91,6 +93,11 @@ class Scaled(Format):
         block = quantization_config.pair("weight_block_size") if has_blocks else (None, None)
         skipped = read_skipped_modules(quantization_config, "modules_to_not_convert")
         return Groups("fp8", (Group("fp8", CLASSES, cls("fp8", *block)),), skipped)
+
+    @property
+    def quantises_rows(self) -> bool:
+        """Whether rows are rounded to fp8 before products."""
+        return self.has_fp8_rows
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:

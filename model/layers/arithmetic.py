@@ -9,16 +9,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import ml_dtypes
 import numpy as np
 
 from model.config import rope
 from model.config.mixers import Positions
 from model.config.rope import RopeParameters
-from model.formats import Weight
+from model.formats import QuantisedWeight, Weight
 from model.layers.cache_formats import PLAIN_CACHING, CacheRounding
 from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
+
+_LARGEST_FP8 = 240.0
+"""Largest number of float8_e4m3."""
+_LEAST_MAGNITUDE = 1.0e-30
+"""Magnitude that a row has at least for its scale, so that a row of zeros stays zero."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,11 @@ class Arithmetic:
         exact: Collection[str] = (),
         caching: CacheRounding = PLAIN_CACHING,
     ) -> None:
+        self._quantises_rows = frozenset(
+            name
+            for name, weight in weights.items()
+            if isinstance(weight, QuantisedWeight) and weight.format.quantises_rows
+        )
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
@@ -95,8 +106,25 @@ class Arithmetic:
         """Return x [rows, in] @ matrix.T + bias of a projection [out, in]: float32 [rows, out], not rounded."""
         return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
+    def quantise_rows(self, x: np.ndarray, projection: Projection) -> np.ndarray:
+        """Return rows x [rows, in] rounded to float8_e4m3 where the format of the projection's weight asks for it.
+
+        Each row is divided by its largest magnitude / 240, rounded to the dtype of the activations, rounded to fp8 and
+        multiplied by the divisor. Other rows are returned as they are.
+        """
+        if projection.tensor not in self._quantises_rows:
+            return x
+        largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), np.float32(_LEAST_MAGNITUDE))
+        scales = largest * np.float32(1 / _LARGEST_FP8)
+        divided = np.clip(self.round(x * (1 / scales)), -_LARGEST_FP8, _LARGEST_FP8)
+        return divided.astype(ml_dtypes.float8_e4m3).astype(FLOAT32) * scales
+
     def sum_partial_products(
-        self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
+        self,
+        x: np.ndarray,
+        projection: Projection,
+        span: Callable[[int, Shard], slice],
+        quantises_rows: bool = False,
     ) -> np.ndarray:
         """Return x [rows, in] @ matrix.T + bias of a row-parallel projection [out, in]: float32 [rows, out].
 
@@ -107,12 +135,19 @@ class Arithmetic:
             x: The inputs of all ranks.
             projection: The projection, whose inputs the ranks divide.
             span: Function of the number of inputs and of a rank's shard that returns the slice of the rank's inputs.
+            quantises_rows: Whether the inputs of each rank go through `quantise_rows`.
         """
         if self._ranks == 1:
-            return self.multiply(x, projection)
+            return self.multiply(self.quantise_rows(x, projection) if quantises_rows else x, projection)
         weight = self._load_matrix(projection)
         column_spans = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
-        partial = [self.round(x[:, columns] @ weight[:, columns].T) for columns in column_spans]
+        inputs = [x[:, columns] for columns in column_spans]
+        if quantises_rows:
+            inputs = [self.quantise_rows(rank_inputs, projection) for rank_inputs in inputs]
+        partial = [
+            self.round(rank_inputs @ weight[:, columns].T)
+            for rank_inputs, columns in zip(inputs, column_spans)
+        ]
         return self.round(np.sum(partial, axis=0)) + self.load_bias(projection)
 
     def sum_expert_products(

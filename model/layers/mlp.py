@@ -99,6 +99,9 @@ class FeedForward(Stateless):
             "sequence_ranks": step.sequence_ranks,
             "row_gate": create_argument(self._row_gate_weight, step),
         }
+        formats = [step.weights.find_format(f"{self.name}.{name}") for name in ("w_gate", "w_up", "w_down")]
+        if any(format is not None and format.quantises_rows for format in formats):
+            arguments["quantises_rows"] = True
         if self.norm is not None:
             arguments |= {
                 "norm_weight": self.norm.weight.value(step),
@@ -130,12 +133,13 @@ class FeedForward(Stateless):
     def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
+        normed = numpy.quantise_rows(normed, self.up)
         inner = numpy.multiply(normed, self.up)
         if self.gate is None:
             inner = apply_activation(inner, self.activation)
         else:
             inner = apply_activation(numpy.multiply(normed, self.gate), self.activation) * inner
-        y = numpy.sum_partial_products(numpy.round(inner), self.down, slice_evenly)
+        y = numpy.sum_partial_products(numpy.round(inner), self.down, slice_evenly, True)
         if self.row_gate is not None:
             y = y / (1 + np.exp(-numpy.multiply(normed, self.row_gate)))
         return y

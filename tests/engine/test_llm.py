@@ -241,7 +241,7 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         (
             {"quantization": "awq"},
-            "quantization is 'awq', and the weights are not quantised; weights are quantised on loading by fp8",
+            "quantization is 'awq', and the weights are not quantised; weights are quantised on loading by one of fp8",
         ),
         ({"quantization": 8}, "quantization is 8; it must be a text"),
         ({"backend": "cuda"}, "backend is 'cuda'; it must be simulate or neuron"),

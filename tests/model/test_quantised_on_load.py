@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 
 from model.config.quantization import quantise_config
+from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
 from model.formats import SCHEMES, QuantisedWeight
+from model.layers.arithmetic import Arithmetic
+from model.layers.projection import Projection
 from model.llm import LLM
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import PRETRAINED, find_config_path
 from model.loading.weights import shard_weights
 from model.plan.sizes import load_model
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from nkw.commands import main
 from tests.model.tiny_families import write_tiny
 
-LARGEST = {"fp8": 448, "int8": 127}
+IDS = [5, 3, 9, 1, 7, 2]
 
 
 def write_plain(folder: Path) -> Path:
@@ -67,7 +72,9 @@ def test_ranks_have_the_elements_and_scales_of_the_whole_weight(tmp_path: Path, 
 def test_a_scheme_is_known_and_fits_the_folder(tmp_path: Path) -> None:
     config = load_config(write_plain(tmp_path))
     assert quantise_config(config, None) is config
-    with pytest.raises(ModelError, match=r"'int3', and the weights are not quantised; .* by fp8 or int8"):
+    with pytest.raises(
+        ModelError, match=r"'int3', and the weights are not quantised; .* by one of fp8, fp8-dynamic, int8"
+    ):
         quantise_config(config, "int3")
     fp8 = replace(config, quant_method="fp8")
     assert quantise_config(fp8, "fp8") is fp8
@@ -85,6 +92,57 @@ def test_text_is_generated_with_weights_quantised_on_loading(
     assert main([*words, "--tp", "2", "--target", "trn2", "--quantization", scheme, "--json", str(path)]) == 0
     assert "3 of 3 tokens equal to the numpy reference" in capsys.readouterr().out
     assert json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_are_quantised_before_the_products_of_mlp(tmp_path: Path, ranks: int) -> None:
+    """The kernel and the reference round rows, and both differ from products of plain rows by more than rounding."""
+    folder, outputs = write_plain(tmp_path), {}
+    for scheme in ("fp8", "fp8-dynamic"):
+        config = quantise_config(load_config(folder), scheme)
+        checkpoint = open_checkpoint(folder, config)
+        shards = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
+        (kernels,) = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128).prefill([IDS])
+        (reference,) = ReferenceModel(config, checkpoint, "bfloat16", ranks=ranks).prefill([IDS])
+        most = np.abs(reference.logits).max()
+        assert np.abs(kernels.logits - reference.logits).max() <= 2.0**-4 * most
+        outputs[scheme] = reference.logits
+    assert np.abs(outputs["fp8"] - outputs["fp8-dynamic"]).max() > 2.0**-8 * np.abs(outputs["fp8"]).max()
+
+
+def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
+    folder = write_plain(tmp_path)
+    config = quantise_config(load_config(folder), "fp8-dynamic")
+    numpy = Arithmetic(open_checkpoint(folder, config), np.dtype(np.float32), 0)
+    up = Projection("model.layers.0.mlp.up_proj.weight", 1, 1)
+    rows = np.array([[240, 17, -8.4, 2.0**-9], [0, 0, 0, 0], [-120, 60, 30, 15]], np.float32)
+    expected = [[240, 16, -8, 2.0**-9], [0, 0, 0, 0], [-120, 60, 30, 15]]
+    assert np.allclose(numpy.quantise_rows(rows, up), expected, rtol=1e-6, atol=0)
+    assert numpy.quantise_rows(rows, Projection("lm_head.weight", 1, 1)) is rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_quantised"),
+    [({}, True), ({"dynamic": False}, False), ({"strategy": "tensor"}, False), ({"type": "int"}, False)],
+)
+def test_compressed_tensors_say_whether_rows_are_quantised(
+    tmp_path: Path, changes: dict[str, object], is_quantised: bool
+) -> None:
+    folder = write_plain(tmp_path)
+    document = json.loads((folder / "config.json").read_text())
+    rows = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True} | changes
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": rows}
+    document["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+    (folder / "config.json").write_text(json.dumps(document))
+    container = load_config(folder).weight_format
+    assert container is not None and [format.quantises_rows for format in container.formats] == [is_quantised]
+    (note,) = container.notes
+    assert ("mlp does so" in note) == is_quantised
 
 
 @pytest.mark.slow
