@@ -1,9 +1,9 @@
 """Flow of possible values through a launch: from arguments, constants and numbers, instruction by instruction.
 
-A tensor's possible values are those of all writes so far, whatever their elements; so a tile that is filled anew keeps
-the values of what it held. What an instruction does to values is never read off its name: an instruction that computes
-element by element is applied to all possible values of its operands, and one that permutes bits is applied to single
-bits. Everything else, and data from other ranks or cores, may be any value of its dtype.
+A tensor's possible values are those of all writes so far, whatever their elements. Only a write to all elements of a
+tile on chip discards those before it. What an instruction does to values is never read off its name: an instruction
+that computes element by element is applied to all possible values of its operands, and one that permutes bits is
+applied to single bits. Everything else, and data from other ranks or cores, may be any value of its dtype.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from simulate.check.possible_values import (
 from simulate.isa import propagation
 from simulate.isa.plan import Accumulate, Domain, Plan
 from simulate.isa.shapes import unchanged
-from simulate.isa.template import Template
+from simulate.isa.template import WRITE, Template
 from simulate.memory import NkiTensor
 from simulate.numerics.cast import to_float32
 from simulate.numerics.dtypes import DType
 from simulate.numerics.quiet import quiet
-from simulate.run import Launch
+from simulate.run import Launch, Mode
 from simulate.run.execute import round_to_dtype
 from simulate.run.stream import Stream
 
@@ -87,15 +87,28 @@ class ValueFlow:
         else:
             after = possible
         writes[dtype] = after
-        self._reads = {read: values for read, values in self._reads.items() if read[0] != tensor}
+        self._forget_reads(tensor)
         self.changed = True
 
-    def pass_event(self, template: Template, tensors: Sequence[int]) -> list[Possible]:
+    def overwrite(self, tensor: int, dtype: DType, possible: Possible) -> None:
+        """Replace all possible values of a tile on chip, given by its serial number; does not set `changed`."""
+        writes = self._tensors.get(tensor)
+        if writes is None or len(writes) != 1 or writes.get(dtype) is not possible:
+            self._tensors[tensor] = {dtype: possible}
+            self._forget_reads(tensor)
+
+    def _forget_reads(self, tensor: int) -> None:
+        self._reads = {read: values for read, values in self._reads.items() if read[0] != tensor}
+
+    def pass_event(
+        self, template: Template, tensors: Sequence[int], is_masked: bool = False
+    ) -> list[Possible]:
         """Add the results of an event to the tensors that it writes; returns the possible values of its reads.
 
         Args:
             template: The template of the event.
             tensors: Serial numbers of the tensors of its operands.
+            is_masked: Whether the event leaves elements of a result unchanged.
         """
         operands = [self.read(tensors[index], template.operands[index].dtype) for index in template.reads]
         key = (id(template), *map(id, operands))
@@ -104,8 +117,20 @@ class ValueFlow:
             results = self._results[key] = compute_results(template.plan, operands)
             self._kept.append((template, operands))
         for index, possible in zip(template.writes, results):
-            self.write(tensors[index], template.operands[index].dtype, possible)
+            tile = template.operands[index]
+            if not is_masked and template.boxes[index][0] == WRITE and covers_tile(tile):
+                self.overwrite(tensors[index], tile.dtype, possible)
+            else:
+                self.write(tensors[index], tile.dtype, possible)
         return operands
+
+
+def covers_tile(view: NkiTensor) -> bool:
+    """Return whether a view is on chip and contains every element of its tensor, at an address known before the run."""
+    form = view.layout.form
+    tensor_bytes = form.size * form.dtype.itemsize
+    is_complete = view.layout.boxes[0] is not None and view.size * view.dtype.itemsize == tensor_bytes
+    return view.buffer.on_chip and view.dynamic is None and is_complete
 
 
 def follow_values(launch: Launch, visit: Visit) -> None:
@@ -129,15 +154,17 @@ def follow_values(launch: Launch, visit: Visit) -> None:
         while flow.changed:
             flow.changed = False
             for stream in streams:
-                _pass_stream(flow, stream, None)
+                _pass_stream(flow, stream, launch.mode, None)
         for stream in streams:
-            _pass_stream(flow, stream, visit)
+            _pass_stream(flow, stream, launch.mode, visit)
 
 
-def _pass_stream(flow: ValueFlow, stream: Stream, visit: Visit | None) -> None:
+def _pass_stream(flow: ValueFlow, stream: Stream, mode: Mode, visit: Visit | None) -> None:
+    # A dry launch has no masks, so each of its instructions may leave elements unchanged.
+    is_dry = mode is Mode.dry
     for event in range(len(stream)):
         template, tensors = stream.template(event), stream.tensors_of(event)
-        operands = flow.pass_event(template, tensors)
+        operands = flow.pass_event(template, tensors, is_dry or event in stream.masked)
         if visit is not None:
             visit(stream, event, template, tensors, operands)
 

@@ -18,7 +18,7 @@ from nkw.commands import main as nkw
 from simulate.check import gathered
 from simulate.check.integer_products import format_lines, list_lines
 from simulate.check.integer_sums import find_integer_sums
-from simulate.check.possible_values import Codes, find_integers
+from simulate.check.possible_values import Codes, Words, describe_bits, find_integers
 from simulate.check.value_flow import follow_values
 from simulate.run import Launch
 from tests.check.launched import codes, findings
@@ -128,6 +128,38 @@ def test_numbers_of_4_bits_are_integers_times_a_power_of_two(dtype: Any) -> None
         np.testing.assert_array_equal(product[half] * 512, rows.astype(np.int64).T @ digits)
 
 
+def shift_a_number(words):
+    """Return 1 shifted by the lower 4 bits of every word."""
+    tile = nl.load(words)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.bitwise_and, operand0=0xF)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.left_shift, operand0=1, reverse0=True)
+    return copied_out(tile)
+
+
+def shift_words(words):
+    """Return every word without its upper and lower 12 bits, the others moved to the top."""
+    tile = nl.load(words)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.right_shift, operand0=12, op1=nl.left_shift, operand1=24)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.bitwise_xor, operand0=3, op1=nl.bitwise_or, operand1=8)
+    return copied_out(tile)
+
+
+@pytest.mark.parametrize("kernel", [shift_a_number, shift_words])
+def test_possible_words_contain_every_word(kernel: Callable[..., Any]) -> None:
+    words = np.random.default_rng(7).integers(-(2**31), 2**31, (8, 64)).astype(np.int32)
+    launch = run(kernel, words)
+    seen: list[Any] = []
+    follow_values(launch, lambda stream, event, template, tensors, operands: seen.append(operands))
+    returned = launch.outputs[0].view(np.uint32)
+    (possible,) = seen[-1]
+    bits = describe_bits(possible)
+    assert bits is not None and ((returned & ~np.uint32(bits.varying)) == bits.constant).all()
+    if kernel is shift_words:
+        assert bits == Words(0xFF000000, 0xB)
+    else:
+        assert set(np.unique(returned)) == {1 << shift for shift in range(16)}
+
+
 def constants(x):
     """Multiply an iota up to 127 by a memset of -3, transposed on the Tensor engine."""
     numbers = nl.ndarray((128, 128), dtype=nl.bfloat16)
@@ -203,18 +235,21 @@ def test_a_write_between_other_elements_ends_no_group(step: int) -> None:
     assert len(sums) == 3 - step
 
 
-def test_a_tile_filled_anew_keeps_the_values_that_it_had() -> None:
+@pytest.mark.parametrize(("columns", "groups"), [(3, 1), (2, 0)])
+def test_a_tile_filled_anew_has_its_new_values_and_one_filled_in_part_has_both(
+    columns: int, groups: int
+) -> None:
     def kernel(a, b, x):
         tile = nl.ndarray((64, 3), dtype=nl.bfloat16)
         nisa.dma_copy(dst=tile, src=x)
         first = copied_out(tile)
-        nisa.tensor_copy(dst=tile, src=nl.load(a))
+        nisa.tensor_copy(dst=tile[:, 0:columns], src=nl.load(a[:, 0:columns]))
         sums = nl.ndarray((3, 5), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_matmul(dst=sums, stationary=tile, moving=nl.load(b, dtype=nl.bfloat16))
         return copied_out(sums), first
 
     (line,) = statements(kernel, *extremes(64), np.ones((64, 3), BF16))
-    assert line["groups"] == 0 and line["unproven"] == 1
+    assert (line["groups"], line["unproven"]) == (groups, 1 - groups)
 
 
 def chain(steps: list[tuple[str, Any, Any]]) -> Callable[..., Any]:

@@ -86,7 +86,8 @@ def tensor_scalar(
         cost=costs.copied(hardware, engine, dst, data, bitvec),
         name=name,
         propagate=propagation.elementwise,
-        effects=PERMUTES_BITS if bitvec and not any(s.reads for s in stages) else PLAIN,
+        # A number that is shifted by the elements of data depends on several bits of each.
+        effects=PERMUTES_BITS if bitvec and not any(s.reads or s.reverse for s in stages) else PLAIN,
         undocumented=rules.violations(
             *rules.flags(reverse0=reverse0, reverse1=reverse1),
             *((column_is_float32, i, s) for i, s in enumerate(stages)),
