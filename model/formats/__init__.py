@@ -6,6 +6,7 @@ compute its numbers in float32 or bfloat16.
 
 from __future__ import annotations
 
+from model.formats.affine import Affine
 from model.formats.bitsandbytes import BitsAndBytes
 from model.formats.cache_scheme import FP8_CACHES, CacheScheme
 from model.formats.compressed import Compressed
@@ -15,12 +16,14 @@ from model.formats.modelopt import ModelOpt
 from model.formats.mx import Mx, Mx8
 from model.formats.plain import Plain
 from model.formats.scaled import INT8, Scaled
+from model.formats.words import Words
 from nkw.errors import shown
 
 __all__ = [
     "FORMATS",
     "FP8_CACHES",
     "SCHEMES",
+    "Affine",
     "BitsAndBytes",
     "CacheScheme",
     "Compressed",
@@ -35,6 +38,7 @@ __all__ = [
     "Scaled",
     "TensorSpec",
     "Weight",
+    "Words",
     "read_cache_scheme",
     "read_format",
     "read_method",
@@ -43,6 +47,8 @@ __all__ = [
 FORMATS: dict[str, type[Container]] = {
     "fp8": Scaled,
     "compressed-tensors": Compressed,
+    "gptq": Words,
+    "awq": Words,
     "bitsandbytes": BitsAndBytes,
     "modelopt": ModelOpt,
     "mxfp4": Mx,

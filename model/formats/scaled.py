@@ -261,9 +261,9 @@ def take_bytes(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape
         raise ModelError(
             f"{packed_name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
         )
-    listed = tensors.get(shape_name, np.array(shape)).reshape(-1).tolist()
-    if listed != list(shape):
-        raise ModelError(f"{shape_name} contains {listed!r:.40}; config.json asks for {list(shape)}")
+    listed = tuple(tensors.get(shape_name, np.array(shape)).reshape(-1).tolist())
+    if listed != shape:
+        raise ModelError(f"{shape_name} contains {listed!r:.40}; config.json asks for {shape}")
     tensors.pop(packed_name)
     tensors.pop(shape_name, None)
     return np.ascontiguousarray(packed).view(BYTE)[:, : shape[1]]

@@ -142,7 +142,10 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
         for name in [*tensors]
         if name.endswith(_CACHE_SCALE_SUFFIXES) and name not in shapes
     }
-    for name in tensors:
+    for name, tensor in tensors.items():
+        has_no_effect = config.weight_format is not None and name.endswith(".bias") and not tensor.any()
+        if has_no_effect:  # writers of GPTQ add biases of zeros to layers without biases
+            continue
         if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps, cache_scales)

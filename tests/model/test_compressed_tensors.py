@@ -61,6 +61,23 @@ def draw_fp8(module: str, shape: tuple[int, int], random: np.random.Generator) -
     return stored, elements.astype(np.float32) * scales
 
 
+def draw_int4(module: str, shape: tuple[int, int], random: np.random.Generator) -> tuple[Tensors, np.ndarray]:
+    """Return a weight of nibbles with a scale and a zero point for each group of 32, packed eight in a word."""
+    (rows, columns), shifts = shape, 4 * np.arange(8)
+    nibbles, zeros = random.integers(0, 16, shape), random.integers(0, 16, (rows, columns // 32))
+    scales = draw_scales(zeros.shape, random) * np.float32(16)
+    numbers = (nibbles - np.repeat(zeros, 32, axis=1)) * np.repeat(scales.astype(np.float64), 32, axis=1)
+    words = (nibbles.reshape(rows, -1, 8) << shifts).sum(axis=2)
+    zero_words = (zeros.reshape(-1, 8, zeros.shape[1]) << shifts[:, None]).sum(axis=1)
+    stored = {
+        "weight_packed": words.astype(np.uint32).view(np.int32),
+        "weight_scale": scales,
+        "weight_zero_point": zero_words.astype(np.uint32).view(np.int32),
+        "weight_shape": np.array(shape),
+    }
+    return {f"{module}.{name}": array for name, array in stored.items()}, numbers.astype(np.float32)
+
+
 def draw_mxfp4(
     module: str, shape: tuple[int, int], random: np.random.Generator
 ) -> tuple[Tensors, np.ndarray]:
@@ -87,6 +104,7 @@ def draw_mxfp8(
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
 MX: dict[str, Any] = {
     "type": "float",
     "symmetric": True,
@@ -97,6 +115,7 @@ MX: dict[str, Any] = {
 STORAGES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Tensors, np.ndarray]], str]] = {
     "naive-quantized": (FP8, draw_fp8, "float8_e4m3"),
     "int-quantized": (INT8, draw_int8, "int8"),
+    "pack-quantized": (INT4, draw_int4, ""),
     "mxfp4-pack-quantized": (MX | {"num_bits": 4}, draw_mxfp4, ""),
     "mxfp8-quantized": (MX | {"num_bits": 8}, draw_mxfp8, ""),
 }

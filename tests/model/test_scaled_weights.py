@@ -559,9 +559,9 @@ def test_packed_integers_are_not_copied_and_their_shape_must_be_that_of_the_laye
     name = "model.layers.0.mlp.up_proj.weight"
     weight = open_checkpoint(tmp_path, load_config(tmp_path))[name]
     assert isinstance(weight, QuantisedWeight) and not weight.tensors["elements"].flags.writeable
-    for listed in ([36, 50], [50], [50, 36, 1]):
+    for listed in ((36, 50), (50,), (50, 36, 1)):
         save(tmp_path, tensors | {f"{name}_shape": np.array(listed)})
-        message = f"{name}_shape contains {listed}; config.json asks for [50, 36]"
+        message = f"{name}_shape contains {listed}; config.json asks for (50, 36)"
         with pytest.raises(ModelError, match=re.escape(message)):
             open_checkpoint(tmp_path, load_config(tmp_path))
 
