@@ -25,6 +25,9 @@ Arguments:
                   [E, 1, F] @ HBM, float32: this rank's columns, both or None for both
     w_down_scales [E, 1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
                   weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
+    w_gate_block_scales, w_up_block_scales, w_down_block_scales
+                  [E, ceil(K / 128), ceil(N / 128)] @ HBM, float32, for a weight [E, K, N] on this rank, or None. They
+                  multiply blocks of 128 rows and columns, see `experts.block_scales`
     returns y     [T, H] @ HBM, n's dtype, the same on every rank
 
 Layout
@@ -72,7 +75,7 @@ from nki_kernels.experts.chunk_products import (
 )
 from nki_kernels.experts.column_sums import (
     ScaledDown,
-    add_scaled_down,
+    add_pending_down,
     allocate_column_sums,
     transpose_sums,
 )
@@ -120,6 +123,9 @@ def experts_decode(
     w_gate_scales=None,
     w_up_scales=None,
     w_down_scales=None,
+    w_gate_block_scales=None,
+    w_up_block_scales=None,
+    w_down_block_scales=None,
 ):
     """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
 
@@ -127,7 +133,8 @@ def experts_decode(
     together, or for more than 128 tokens.
     """
     scales = (w_gate_scales, w_up_scales, w_down_scales)
-    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
+    block_scales = (w_gate_block_scales, w_up_block_scales, w_down_block_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -137,20 +144,23 @@ def experts_decode(
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    # H lies on the partitions, as the gate and up products contract over it.
-    transposed = spread(load(n, n.dtype), True)
     count = w_gate.shape[0]
     few = tokens * ids.shape[1] <= count
+    # H lies on the partitions, as the gate and up products contract over it.
+    in_runs = w_gate_block_scales is None and w_up_block_scales is None
+    transposed = spread(load(n, n.dtype), in_runs)
     passes = plan_choice_passes(routing, count) if few else plan_expert_passes(routing, count)
-    layer = create_layer(experts, activation, tokens, n.dtype)
+    layer = create_layer(experts, activation, tokens, n.dtype, 1 if few else tokens)
     # The sum over chunks and experts stays in float32, so no expert adds a rounding of its own.
-    if w_down_scales is None:
+    if w_down_scales is None and (w_down_block_scales is None or layer.widens):
         total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
         run_passes(total, transposed, layer, passes)
     else:
         sums = allocate_column_sums(hidden, tokens)
-        choices = ids.reshape((len(passes), 1)) if few else None
-        table = create_scale_table(experts, len(passes), choices)
+        table = None
+        if w_down_scales is not None:
+            choices = ids.reshape((len(passes), 1)) if few else None
+            table = create_scale_table(experts, len(passes), choices)
         run_scaled_passes(sums, transposed, layer, passes, table)
         total = transpose_sums(sums, hidden)
     result = add_residual(total, residual, routing, b_down, replica_group, n.dtype)
@@ -190,7 +200,7 @@ def run_passes(total, x, layer, passes):
             rows = intermediate[:, :, first_row:end_row]
             groups = split_blocks(chunk, end_row - first_row)
             for g in range(len(groups)):  # g: group of blocks of the chunk
-                sums = multiply_gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden)
+                sums = multiply_gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden, layer)
                 if g == 0:
                     # The down product of the chunk before keeps the Tensor engine busy while this group is activated.
                     if gated is not None:
@@ -206,19 +216,23 @@ def run_passes(total, x, layer, passes):
 def run_scaled_passes(total, x, layer, passes, table):
     """Add the expert outputs of all passes, whose weights have scales, to `total`, float32 [h in block, block, row].
 
-    total: in SBUF, zeros at first. table: `ScaleTable` of the passes. The other arguments and the order are those of
-    `run_passes`. Products of a pass have its rows alone.
+    total: in SBUF, zeros at first. table: `ScaleTable` of the passes; None if down has block scales. The other
+    arguments and the order are those of `run_passes`. Products of a pass have its rows alone.
     """
-    pending = None
+    pending, hidden = None, layer.weights.w_down.elements.shape[2]
     for p in range(len(passes)):
         first_row, end_row = passes[p].first_row, passes[p].end_row
         rows = x[:, :, first_row:end_row]
         row_weights = passes[p].row_weights
         if row_weights is None:
             row_weights = repeat_weights(passes[p].column, passes[p].identity)
-        table.advance(p)
+        if table is not None:
+            table.advance(p)
         for c in range(len(layer.chunks)):  # c: chunk of columns of the intermediate
-            factors = table.select_gate(p, layer.chunks[c]) if table.gate_arrays > 0 else None
+            factors, down_scales = None, None
+            if table is not None:
+                factors = table.select_gate(p, layer.chunks[c])
+                down_scales = table.select_down(p)
             chunk = load_chunk(layer, passes[p].expert, c, factors)
             intermediate = allocate_intermediate(chunk, end_row - first_row, layer.dtype)
             if row_weights.mask is not None:
@@ -226,19 +240,19 @@ def run_scaled_passes(total, x, layer, passes, table):
                 nisa.memset(dst=intermediate, value=0.0, engine=nisa.engine.gpsimd)
             groups = split_blocks(chunk, end_row - first_row)
             for g in range(len(groups)):  # g: group of blocks of the chunk
-                sums = multiply_gate_and_up(rows, chunk, groups[g], table.hidden)
+                sums = multiply_gate_and_up(rows, chunk, groups[g], hidden, layer)
                 if g == 0:
                     if pending is not None:
-                        add_scaled_down(pending)
+                        add_pending_down(pending)
                     load_down(layer, chunk)
                 activate(intermediate, sums, chunk, layer, row_weights)
             pending = ScaledDown(
                 GatedChunk(chunk, intermediate),
-                table.select_down(p),
+                down_scales,
                 total[:, :, first_row:end_row],
-                table.hidden,
+                hidden,
             )
-    add_scaled_down(pending)
+    add_pending_down(pending)
 
 
 def plan_choice_passes(routing, experts):
@@ -371,6 +385,9 @@ def experts_decode_reference(
     w_gate_scales: np.ndarray | None = None,
     w_up_scales: np.ndarray | None = None,
     w_down_scales: np.ndarray | None = None,
+    w_gate_block_scales: np.ndarray | None = None,
+    w_up_block_scales: np.ndarray | None = None,
+    w_down_block_scales: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute y [T, H] with NumPy, token by token in float32.
 
@@ -378,5 +395,6 @@ def experts_decode_reference(
     """
     routing = Routing(weights, ids, absent)
     scales = (w_gate_scales, w_up_scales, w_down_scales)
-    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
+    block_scales = (w_gate_block_scales, w_up_block_scales, w_down_block_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

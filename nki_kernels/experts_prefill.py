@@ -57,6 +57,7 @@ import numpy as np
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.arguments import Routing, check_arguments, create_expert_weights, experts_reference
 from nki_kernels.experts.block_layout import count_blocks, has_loop, plan_blocks
+from nki_kernels.experts.block_scales import MOST_SCALED_ROWS
 from nki_kernels.experts.row_assignment import (
     assign_rows,
     index_static_experts,
@@ -116,6 +117,9 @@ def experts_prefill(
     w_gate_scales=None,
     w_up_scales=None,
     w_down_scales=None,
+    w_gate_block_scales=None,
+    w_up_block_scales=None,
+    w_down_block_scales=None,
     expert_ranks=1,
 ):
     """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
@@ -124,7 +128,8 @@ def experts_prefill(
     together, or if the blocks of all experts have 2^24 rows or more.
     """
     scales = (w_gate_scales, w_up_scales, w_down_scales)
-    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
+    block_scales = (w_gate_block_scales, w_up_block_scales, w_down_block_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -144,7 +149,8 @@ def experts_prefill(
     choices = load_choices(ids, count, diagonal)
     # Rows of a token lie in blocks of different experts: through HBM a gather brings them together.
     results = nl.ndarray((rows, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results")
-    layer = create_layer(experts, activation, layout.rows, n.dtype)
+    # Rows of prompts are many: block scales multiply the elements as they are loaded.
+    layer = create_layer(experts, activation, layout.rows, n.dtype, MOST_SCALED_ROWS + 1)
 
     # The first weights are loaded before any token's row is known, if their expert is.
     chunk = load_chunk(layer, ExpertIndex(0, None), 0) if layout.reserved > 0 else None
@@ -162,7 +168,7 @@ def experts_prefill(
         chunk = load_chunk(layer, block_experts[0], 0)
     few_rows = diagonal if n.dtype == nl.bfloat16 and loops else None
     row_blocks = RowBlocks(n, results, layout, layer, block_experts, block_tokens, few_rows)
-    pipeline = BlockPipeline(transpose_block(gathered, layout.rows, few_rows), chunk, None)
+    pipeline = BlockPipeline(transpose_block(gathered, row_blocks), chunk, None)
 
     # What the first blocks do not need is found while they are computed.
     static = len(block_experts)
@@ -208,7 +214,7 @@ def run_blocks(row_blocks, pipeline, first, end):
             gated = gate_block(row_blocks, x, chunk)
             if c == 0 and len(gathered) > 0:
                 # The down product of the chunk before takes the time until these are in SBUF.
-                following = transpose_block(gathered, row_blocks.layout.rows, row_blocks.identity)
+                following = transpose_block(gathered, row_blocks)
             if pending is not None:
                 finish_down(row_blocks, pending)
             load_down(layer, chunk)
@@ -241,7 +247,7 @@ def run_dealt_blocks(row_blocks, order, table):
         start = load(table.starts.ap(pattern=element, scalar_offset=block, indirect_dim=1), nl.int32)
         tokens = load_dealt_tokens(order, start, layout.rows)
         targets = view_dealt_targets(row_blocks, block)
-        x = transpose_block(gather_rows(n, tokens), layout.rows, row_blocks.identity)
+        x = transpose_block(gather_rows(n, tokens), row_blocks)
         sums = []
         for c in range(last + 1):  # c: chunk of columns of the intermediate
             chunk = load_chunk(layer, ExpertIndex(0, number), c)
@@ -293,6 +299,9 @@ def experts_prefill_reference(
     w_gate_scales: np.ndarray | None = None,
     w_up_scales: np.ndarray | None = None,
     w_down_scales: np.ndarray | None = None,
+    w_gate_block_scales: np.ndarray | None = None,
+    w_up_block_scales: np.ndarray | None = None,
+    w_down_block_scales: np.ndarray | None = None,
     expert_ranks: int = 1,
 ) -> np.ndarray:
     """Compute y [T, H] with NumPy, token by token in float32.
@@ -302,5 +311,6 @@ def experts_prefill_reference(
     """
     routing = Routing(weights, ids, absent)
     scales = (w_gate_scales, w_up_scales, w_down_scales)
-    experts = create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down)
+    block_scales = (w_gate_block_scales, w_up_block_scales, w_down_block_scales)
+    experts = create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

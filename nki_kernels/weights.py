@@ -31,12 +31,14 @@ class WeightMatrix(nl.NKIObject):
 
     scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; [E, 1, N] for a stack;
     None for a plain weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N]
-    uint8; else None.
+    uint8; else None. block_scales: of a stack, [E, ceil(K / 128), ceil(N / 128)] float32 @ HBM, the number that
+    multiplies each block of 128 rows and columns of an expert; None without.
     """
 
     elements: nl.NkiTensor
     scales: nl.NkiTensor | None = None
     nibbles: NibbleMatrix | None = None
+    block_scales: nl.NkiTensor | None = None
 
     def count_rows(self):
         """Return K, the rows of the weight, each element counted that a byte holds."""
@@ -89,7 +91,18 @@ def check_scales(name, elements, scales):
 
 
 def check_stack_scales(name, stack):
-    """Refuse scales of a stack [E, K, N], a WeightMatrix, that are not float32 [E, 1, N]; None is accepted."""
+    """Refuse scales and block scales of a stack [E, K, N], a WeightMatrix, of other shapes and dtypes, or both at once.
+
+    Scales are float32 [E, 1, N], block scales float32 [E, ceil(K / 128), ceil(N / 128)]. None is accepted.
+    """
+    if stack.block_scales is not None:
+        experts, depth, columns = stack.elements.shape
+        shape = (experts, blocks(depth), blocks(columns))
+        assert stack.block_scales.shape == shape and stack.block_scales.dtype == nl.float32, (
+            f"{name}_block_scales is float32 {shape}, one for each expert and 128 rows and columns of {name}, "
+            f"not {stack.block_scales.dtype} {stack.block_scales.shape}"
+        )
+        assert stack.scales is None, f"{name} has scales and block scales; pass one of them"
     if stack.scales is not None:
         experts, _, columns = stack.elements.shape
         assert stack.scales.shape == (experts, 1, columns) and stack.scales.dtype == nl.float32, (

@@ -3,7 +3,9 @@
 Elements are float8_e4m3fn or int8. Kernels read weights with a scale for each row or for the tensor as they are
 stored, but for one bit: the chips compute in e4m3, whose largest number is 240 instead of 448. `pass_to_kernels`
 halves the elements and doubles the scales. Of the 254 finite codes, 16 change, the odd multiples of 2^-9 below 2^-5,
-by half of that times their scale. Weights with blocks are widened. Elements of int8 reach kernels as they are.
+by half of that times their scale. Elements of int8 reach kernels as they are. Weights with blocks of 128 rows and 128
+columns, or multiples of them, reach kernels with parameters such as `w_up_block_scales`; other kernels get them
+widened, and all kernels get weights of other blocks widened.
 
 The value of element [i, j] of a weight [out, in] is element * scale[i // rows, j // columns], computed in float32.
 Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format. In
@@ -36,6 +38,10 @@ from model.formats.groups import CLASSES, Group, Groups, read_skipped_modules
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
 """Dtype of the elements of fp8 weights."""
 INT8, BYTE = np.dtype(np.int8), np.dtype(np.uint8)
+BLOCK_SCALES = "block_scales"
+"""Name of the stored tensor with the scales of blocks in kernels."""
+KERNEL_BLOCK = 128
+"""Rows and columns of a weight that share one of the `BLOCK_SCALES`."""
 LARGEST = {ELEMENT: 448.0, INT8: 127.0}
 """Largest element by dtype."""
 
@@ -101,27 +107,47 @@ class Scaled(Format):
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
-        """Elements and scales, or none if scales differ within a row."""
-        return (ELEMENTS, SCALES) if self.columns is None and self.rows in (None, 1) else ()
+        """Elements and scales of rows or of blocks; none for blocks that do not consist of 128 rows and 128 columns."""
+        if self.columns is None and self.rows in (None, 1):
+            return ELEMENTS, SCALES
+        if self.rows is None or self.columns is None:
+            return ()
+        return (
+            (ELEMENTS, BLOCK_SCALES) if self.rows % KERNEL_BLOCK == self.columns % KERNEL_BLOCK == 0 else ()
+        )
 
     def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return descriptions of the elements [out, in] float8_e4m3 or int8, and scales [out, 1] float32."""
-        return {
-            ELEMENTS: TensorSpec(shape, INT8 if self.element == INT8 else KERNEL_ELEMENT),
-            SCALES: TensorSpec((shape[0], 1), np.dtype(np.float32), (1, shape[1])),
-        }
+        """Return descriptions of the elements [out, in] float8_e4m3 or int8, and of float32 scales.
+
+        Scales of rows are [out, 1], those of blocks have an entry for each 128 rows and 128 columns.
+        """
+        rows, columns = shape
+        elements = TensorSpec(shape, INT8 if self.element == INT8 else KERNEL_ELEMENT)
+        if BLOCK_SCALES in self.kernel_tensors:
+            counts = -(-rows // KERNEL_BLOCK), -(-columns // KERNEL_BLOCK)
+            scales = TensorSpec(counts, np.dtype(np.float32), (KERNEL_BLOCK, KERNEL_BLOCK))
+            return {ELEMENTS: elements, BLOCK_SCALES: scales}
+        return {ELEMENTS: elements, SCALES: TensorSpec((rows, 1), np.dtype(np.float32), (1, columns))}
 
     def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the elements [out, in] and the scale of each row, float32 [out, 1].
+        """Return the elements [out, in] and the scales that `describe_kernel_tensors` describes.
 
         Elements of fp8 are half of the stored ones, float8_e4m3, and their scales twice the stored ones.
         """
-        if self.element == INT8:
-            elements = tensors[ELEMENTS]
-            return {ELEMENTS: elements, SCALES: np.broadcast_to(tensors[SCALES], (len(elements), 1))}
-        codes = np.asarray(tensors[ELEMENTS]).view(np.uint8)
-        scales = np.broadcast_to(tensors[SCALES] * np.float32(2), (len(codes), 1))
-        return {ELEMENTS: _HALVES[codes].view(KERNEL_ELEMENT), SCALES: scales}
+        elements, scales = np.asarray(tensors[ELEMENTS]), tensors[SCALES]
+        specs = self.describe_kernel_tensors(elements.shape)
+        if self.element != INT8:
+            elements = _HALVES[elements.view(np.uint8)].view(KERNEL_ELEMENT)
+            scales = scales * np.float32(2)
+        if BLOCK_SCALES not in specs:
+            return {ELEMENTS: elements, SCALES: np.broadcast_to(scales, specs[SCALES].shape)}
+        assert self.rows is not None and self.columns is not None
+        rows, columns = specs[BLOCK_SCALES].shape
+        by_row = np.repeat(scales, self.rows // KERNEL_BLOCK, axis=0)[:rows]
+        return {
+            ELEMENTS: elements,
+            BLOCK_SCALES: np.repeat(by_row, self.columns // KERNEL_BLOCK, axis=1)[:, :columns],
+        }
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return descriptions of the elements [out, in] and scales [blocks of rows, blocks of columns] float32."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import TypeVar, overload
 
 import numpy as np
 
+from model.errors import ModelError
 from model.formats import Container, Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
 from model.formats.format import ELEMENTS
@@ -193,6 +195,23 @@ class Weight:
         format = formats.pop() if len(formats) == 1 else None
         return format if format is not None and self._is_read_stored(format, parameters) else None
 
+    def can_be_cut(self, format: Format, ranks: int) -> bool:
+        """Return whether each of `ranks` tensor-parallel ranks gets whole blocks that share a scale, or a part of one.
+
+        Otherwise the weight is widened when it is loaded.
+        """
+        return all(
+            isinstance(tensor.cut, MatrixCut)
+            and _cuts_into_blocks(tensor.cut, tensor.part_shape, ranks, spec.block)
+            for tensor in self.tensors
+            for spec in format.describe_kernel_tensors(tensor.part_shape).values()
+        )
+
+    def find_format(self, shard: Shard, dtypes: WeightDtypes) -> Format | None:
+        """Return the format of the arrays that a rank holds; None for one plain or widened array."""
+        format = dtypes.find_format(self.name)
+        return format if format is not None and self.can_be_cut(format, shard.ranks) else None
+
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
     ) -> dict[str, np.ndarray]:
@@ -240,7 +259,7 @@ class Weight:
         That is one array named like the weight. For a weight with a format in `dtypes` these are the format's stored
         tensors, with names such as `….w_up` and `….w_up_scales`.
         """
-        format = dtypes.find_format(self.name)
+        format = self.find_format(shard, dtypes)
         if format is None:
             return {self.name: (self.shape(shard), self.dtype(dtypes))}
         arrays = {}
@@ -296,6 +315,17 @@ def _concatenate_shapes(shapes: Sequence[Shape]) -> Shape:
     return (*(sizes[0] for sizes in first_sizes), sum(widths))
 
 
+@lru_cache(maxsize=1024)
+def _cuts_into_blocks(cut: MatrixCut, shape: Shape, ranks: int, block: tuple[int, int]) -> bool:
+    """Return whether `Selection.to_entries` accepts the parts of all `ranks` ranks of a weight of a shape [out, in]."""
+    try:
+        for rank in range(ranks):
+            cut.select(shape, Shard(rank, ranks)).to_entries(block)
+    except ModelError:
+        return False
+    return True
+
+
 def _suffix(stored_tensor: str) -> str:
     """Return what array names append for a stored tensor of a format: "_scales" for "scales", "" for the elements."""
     return "" if stored_tensor == ELEMENTS else f"_{stored_tensor}"
@@ -327,8 +357,11 @@ class StackedWeight(Weight):
 
     def find_planned_format(self, container: Container | None, parameters: KernelParameters) -> Format | None:
         """Return what `Weight.find_planned_format` returns for the first expert's tensor, as all have the same cut."""
-        first = Weight(self.name, self.tensors[:1], self.reader)
-        return first.find_planned_format(container, parameters)
+        return Weight(self.name, self.tensors[:1], self.reader).find_planned_format(container, parameters)
+
+    def can_be_cut(self, format: Format, ranks: int) -> bool:
+        """Return what `Weight.can_be_cut` returns for the first expert's tensor, as all have the same cut."""
+        return Weight(self.name, self.tensors[:1]).can_be_cut(format, ranks)
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
@@ -355,7 +388,7 @@ class StackedWeight(Weight):
 
         That is one array named like the weight, or the stored tensors of a format such as `….w_up_scales`.
         """
-        if dtypes.find_format(self.name) is None:
+        if self.find_format(shard, dtypes) is None:
             return super().describe(shard, dtypes)
         count = len(self._local_tensors(shard))
         expert_arrays = Weight(self.name, self.tensors[:1]).describe(shard, dtypes)

@@ -108,6 +108,8 @@ def shard_weights(
     for layer in layers:
         for weight in layer.weights:
             format = weight.find_kernel_format(weights, list_kernel_parameters)
+            if format is not None and not weight.can_be_cut(format, ranks):
+                format = None
             if format is not None:
                 formats[weight.name] = format
             arrays_by_key: dict[object, dict[str, np.ndarray]] = {}

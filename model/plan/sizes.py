@@ -142,9 +142,10 @@ class LayerSizes:
             weights = [weight for _, weight in self._weights]
             dtypes = plan_weight_dtypes(weights, self._weight_format, np.dtype(np.float32))
             for _, weight in self._weights:
-                if dtypes.find_format(weight.name) is not None:
-                    plain -= prod(weight.shape(Shard(0, tp, 0, ep)))
-                    arrays = weight.describe(Shard(0, tp, 0, ep), dtypes).values()
+                shard = Shard(0, tp, 0, ep)
+                if weight.find_format(shard, dtypes) is not None:
+                    plain -= prod(weight.shape(shard))
+                    arrays = weight.describe(shard, dtypes).values()
                     stored += sum(prod(shape) * element.itemsize for shape, element in arrays)
         return stored + plain * DTYPE_BYTES[dtype]
 

@@ -14,7 +14,7 @@ import numpy as np
 from nki_kernels.experts.activation import CLAMPED, SIGMOID_SCALE
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.tiles import BANK, expect_dims
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
 from nki_kernels.weights import WeightMatrix, check_stack_scales
 
 MAX_ROW_BYTES = 16384
@@ -37,8 +37,9 @@ class Routing(nl.NKIObject):
 class ExpertWeights(nl.NKIObject):
     """Weights of all experts @ HBM.
 
-    w_gate and w_up are stacks [E, H, F], w_down is [E, F, H]. Their scales are [E, 1, F] and [E, 1, H], or None. b_gate
-    and b_up are biases [E, F] or None, b_down is [E, H] or None.
+    w_gate and w_up are stacks [E, H, F], w_down is [E, F, H]. Their scales are [E, 1, F] and [E, 1, H], or None; their
+    block scales [E, ceil(H / 128), ceil(F / 128)], with both exchanged for w_down, or None. b_gate and b_up are biases
+    [E, F] or None, b_down is [E, H] or None.
     """
 
     w_gate: WeightMatrix
@@ -49,15 +50,15 @@ class ExpertWeights(nl.NKIObject):
     b_down: nl.NkiTensor | None
 
 
-def create_expert_weights(w_gate, w_up, w_down, scales, b_gate, b_up, b_down):
+def create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_up, b_down):
     """Return a kernel's weights and biases as an `ExpertWeights`, each weight wrapped in a `WeightMatrix`.
 
-    scales: those of w_gate, w_up and w_down, a tuple; None for a plain weight.
+    scales, block_scales: those of w_gate, w_up and w_down, tuples; None for a weight without them.
     """
     matrices = (
-        WeightMatrix(w_gate, scales[0]),
-        WeightMatrix(w_up, scales[1]),
-        WeightMatrix(w_down, scales[2]),
+        WeightMatrix(w_gate, scales[0], None, block_scales[0]),
+        WeightMatrix(w_up, scales[1], None, block_scales[1]),
+        WeightMatrix(w_down, scales[2], None, block_scales[2]),
     )
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 
@@ -140,8 +141,12 @@ def experts_reference(
 
 def widen_expert_reference(stack: WeightMatrix, expert: int) -> np.ndarray:
     """Return an expert's weight [K, N] of a stack of numpy arrays, its elements times their scales, in float32."""
-    scales = None if stack.scales is None else stack.scales[expert]
-    return widened(stack.elements[expert], scales)
+    elements = stack.elements[expert]
+    if stack.block_scales is not None:
+        depth, columns = elements.shape
+        by_row = np.repeat(stack.block_scales[expert], PARTITIONS, axis=0)[:depth]
+        return widened(elements, np.repeat(by_row, PARTITIONS, axis=1)[:, :columns])
+    return widened(elements, None if stack.scales is None else stack.scales[expert])
 
 
 def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:

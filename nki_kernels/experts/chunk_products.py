@@ -14,8 +14,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
+from nki_kernels.experts.block_scales import add_block_products
 from nki_kernels.experts.column_lines import ColumnFactors
-from nki_kernels.experts.weight_chunks import WeightChunk
+from nki_kernels.experts.weight_chunks import WeightChunk, take_tile
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, count_block_partitions, ranges
 
 
@@ -23,7 +24,7 @@ from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, count_block_p
 class GatedSums(nl.NKIObject):
     """Gate and up sums of blocks first_block … end_block - 1 of a chunk: PSUM tiles [f in block, block, row].
 
-    They are float32.
+    They are float32. With block scales they are in SBUF.
     """
 
     first_block: int
@@ -59,41 +60,70 @@ def allocate_intermediate(chunk, rows, dtype):
     return nl.ndarray((min(PARTITIONS, width), blocks(width), rows), dtype=dtype, buffer=nl.sbuf)
 
 
-def multiply_gate_and_up(x, chunk, group, hidden):
+def multiply_gate_and_up(x, chunk, group, hidden, layer):
     """Multiply rows by a range of blocks of a chunk's gate and of its up, add their biases, and return the `GatedSums`.
 
     Args:
         x: transposed rows [h in run, block, row] @ SBUF: partition p of block c has element p * ceil(H / 128) + c.
         group: (first, end) of the blocks, see `split_blocks`.
         hidden: H.
+        layer: `ExpertLayer`, which has x and the weights in blocks if it is not `in_runs`.
     """
     first, end = group
-    gate = multiply_columns(x, chunk.gate, first, end, count_columns(chunk), hidden)
-    up = multiply_columns(x, chunk.up, first, end, count_columns(chunk), hidden)
-    return GatedSums(first, end, gate, up)
+    sums = []
+    for columns in (chunk.gate, chunk.up):
+        if columns.block_scales is None:
+            sums.append(multiply_columns(x, columns, first, end, hidden, layer))
+        else:
+            sums.append(multiply_block_columns(x, columns, first, end, hidden, layer))
+    return GatedSums(first, end, sums[0], sums[1])
 
 
-def multiply_columns(x, columns, first, end, width, hidden):
+def multiply_block_columns(x, columns, first, end, hidden, layer):
+    """Return what `multiply_columns` returns, for columns with block scales and x in blocks: float32 @ SBUF."""
+    width = columns.end - columns.first
+    sums = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    for p in range(len(columns.pieces)):
+        tile = take_tile(layer, columns, columns.pieces[p])
+        k_first, k_end = columns.pieces[p].first_block, columns.pieces[p].end_block
+        k_heights = []
+        for k in range(k_first, k_end):  # k: block of H
+            k_heights.append(count_block_partitions(hidden, k, False))
+        for start, stop, height in split_by_height(width, first, end):
+            add_block_products(
+                sums[0:height, start - first : stop - first, :],
+                x[:, k_first:k_end, :],
+                tile[:, :, start * PARTITIONS : min(width, stop * PARTITIONS)],
+                k_heights,
+                columns.block_scales[:, k_first:k_end, start:stop],
+                p > 0,
+            )
+    return sums
+
+
+def multiply_columns(x, columns, first, end, hidden, layer):
     """Return x times blocks first … end - 1 of `columns`, plus their bias: [f in block, block, row] float32 @ PSUM.
 
     Args:
         x: transposed rows [h in run, block, row] @ SBUF, see `multiply_gate_and_up`.
         columns: `ChunkColumns` of gate or of up.
-        width: columns of the chunk.
         hidden: H.
+        layer: `ExpertLayer`; if it is not `in_runs`, partition p of block c of x has element 128 * c + p.
     """
+    width = columns.end - columns.first
     bank = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.psum)
     biased = begin_with_bias(bank, columns, first, width)
     # Pieces come outermost, so that each one makes room for later weights after its last product.
     for piece in columns.pieces:
-        for k in range(piece.tile.shape[1]):  # k: block of H
+        tile = take_tile(layer, columns, piece)
+        for k in range(tile.shape[1]):  # k: block of H
             block = piece.first_block + k
-            used = count_block_partitions(hidden, block, True)
+            used = count_block_partitions(hidden, block, layer.in_runs)
             for i in range(first, end):  # i: block of F
                 start, stop = i * PARTITIONS, min(width, (i + 1) * PARTITIONS)
                 nisa.nc_matmul(
                     dst=bank[0 : stop - start, i - first, :],
-                    stationary=piece.tile[0:used, k, start:stop],
+                    stationary=tile[0:used, k, start:stop],
                     moving=x[0:used, block, :],
                     accumulate=biased or block > 0,
                 )

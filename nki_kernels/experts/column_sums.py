@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.experts.chunk_products import GatedChunk
+from nki_kernels.experts.block_scales import add_block_products
+from nki_kernels.experts.chunk_products import GatedChunk, split_by_height
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, ranges
 
 
@@ -28,18 +29,43 @@ def allocate_column_sums(hidden, rows):
 class ScaledDown(nl.NKIObject):
     """A chunk whose down product is due, the scales of its expert's down, and the sums that it is added to.
 
-    scales: float32 [h in block, block] @ SBUF. total: float32 [h in block, block, row] @ SBUF, the rows of the chunk's
-    intermediate. hidden: H.
+    scales: float32 [h in block, block] @ SBUF; None for block scales, which the chunk has. total: float32 [h in block,
+    block, row] @ SBUF, the rows of the chunk's intermediate. hidden: H.
     """
 
     gated: GatedChunk
-    scales: nl.NkiTensor
+    scales: nl.NkiTensor | None
     total: nl.NkiTensor
     hidden: int
 
 
-def add_scaled_down(pending):
+def add_pending_down(pending):
     """Add the down product of a `ScaledDown`, times its scales, to its sums."""
+    if pending.scales is None:
+        add_block_scaled_down(pending)
+    else:
+        add_column_scaled_down(pending)
+
+
+def add_block_scaled_down(pending):
+    """Add the down product of a `ScaledDown` with block scales to its sums, one block of F after the other."""
+    gated, total, hidden = pending.gated, pending.total, pending.hidden
+    down, scales = gated.weights.down, gated.weights.down_scales
+    for k in range(len(down)):  # k: block of F
+        tile = down[k].expand_dim(1)
+        for start, stop, height in split_by_height(hidden, 0, blocks(hidden)):
+            add_block_products(
+                total[0:height, start:stop, :],
+                gated.intermediate[:, k : k + 1, :],
+                tile[:, :, start * PARTITIONS : min(hidden, stop * PARTITIONS)],
+                [down[k].shape[0]],
+                scales[:, k : k + 1, start:stop],
+                True,
+            )
+
+
+def add_column_scaled_down(pending):
+    """Add the down product of a `ScaledDown` with scales for each column to its sums."""
     gated, total, scales, hidden = pending.gated, pending.total, pending.scales, pending.hidden
     down = gated.weights.down
     rows = total.shape[2]

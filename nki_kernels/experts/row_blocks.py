@@ -106,7 +106,7 @@ def gate_block(row_blocks, x, chunk):
     layer, n, rows = row_blocks.layer, row_blocks.n, row_blocks.layout.rows
     intermediate = allocate_intermediate(chunk, rows, n.dtype)
     for group in split_blocks(chunk, rows):
-        sums = multiply_gate_and_up(x, chunk, group, n.shape[1])
+        sums = multiply_gate_and_up(x, chunk, group, n.shape[1], layer)
         activate(intermediate, sums, chunk, layer, None)
     return GatedChunk(chunk, intermediate)
 
@@ -171,45 +171,49 @@ def gather_rows(n, tokens):
     return tiles
 
 
-def transpose_block(tiles, rows, identity):
-    """Transpose the row tiles of a block of `rows` rows into a new tile [h in run, block of H, row] @ SBUF.
+def transpose_block(tiles, row_blocks):
+    """Transpose the row tiles of a block of rows into a new tile [h in run or block, block of H, row] @ SBUF.
 
-    Partition p of block c has element p * ceil(H / 128) + c of a row. identity: see `RowBlocks`; with it, tiles of
-    fewer than 128 rows are transposed by `transpose_few_rows`.
+    In runs partition p of block c has element p * ceil(H / 128) + c of a row, in blocks element 128 * c + p. With the
+    identity of `row_blocks`, tiles of fewer than 128 rows are transposed by `transpose_few_rows`.
     """
+    rows, identity, in_runs = row_blocks.layout.rows, row_blocks.identity, row_blocks.layer.in_runs
     hidden = tiles[0].shape[1]
-    shape = (count_block_partitions(hidden, 0, True), blocks(hidden), rows)
+    shape = (count_block_partitions(hidden, 0, in_runs), blocks(hidden), rows)
     result = nl.ndarray(shape, dtype=tiles[0].dtype, buffer=nl.sbuf)
     first = 0
     for tile in tiles:
         end = first + tile.shape[0]
         if tile.shape[0] < PARTITIONS and identity is not None:
-            transpose_few_rows(result[:, :, first:end], tile, identity)
+            transpose_few_rows(result[:, :, first:end], tile, identity, in_runs)
         else:
-            spread_into(result[:, :, first:end], tile, True, shared=True)
+            spread_into(result[:, :, first:end], tile, in_runs, shared=True)
         first = end
     return result
 
 
-def transpose_few_rows(result, rows, identity):
-    """Transpose few rows [row, H] @ SBUF into `result` [h in run, block of H, row] @ SBUF.
+def transpose_few_rows(result, rows, identity, in_runs):
+    """Transpose few rows [row, H] @ SBUF into `result` [h in run or block, block of H, row] @ SBUF.
 
-    The rows are stationary, so that few columns move. identity: [128, 128] of the rows' dtype.
+    The rows are stationary, so that few columns move. identity: [128, 128] of the rows' dtype. in_runs: see
+    `transpose_block`.
     """
     count, hidden = rows.shape
     number = blocks(hidden)
     per_bank = BANK_BYTES // 2 // count_slot_columns(count, rows.dtype)
     first = 0
     while first < number:
-        used = count_block_partitions(hidden, first, True)
+        used = count_block_partitions(hidden, first, in_runs)
         end = first + 1
-        while end < min(number, first + per_bank) and count_block_partitions(hidden, end, True) == used:
+        while end < min(number, first + per_bank) and count_block_partitions(hidden, end, in_runs) == used:
             end += 1
         bank = allocate_psum_slots(used, end - first, count, rows.dtype)
         for block in range(first, end):
+            start = block * PARTITIONS
+            columns = rows[:, block:hidden:number] if in_runs else rows[:, start : start + used]
             nisa.nc_matmul(
                 dst=bank[:, block - first, :],
-                stationary=rows[:, block:hidden:number],
+                stationary=columns,
                 moving=identity[0:count, 0:count],
                 is_transpose=True,
             )

@@ -110,7 +110,12 @@ class ScaleTable(nl.NKIObject):
         return load(flat.ap(pattern=pattern, offset=piece.first, vector_offset=self.indices), flat.dtype)
 
     def select_gate(self, index, chunk):
-        """Return the `ColumnLines` of gate and up of pass number `index` for a chunk's columns (first, end) of F."""
+        """Return the `ColumnLines` of gate and up of pass number `index` for a chunk's columns (first, end) of F.
+
+        None if they have neither scales nor block scales.
+        """
+        if self.gate_arrays == 0:
+            return None
         first, end = chunk[0] // PARTITIONS, blocks(chunk[1])
         count = blocks(self.inner)
         columns = self.columns[:, 0 : self.gate_arrays * count, index % WINDOW]

@@ -14,12 +14,15 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.arguments import ExpertWeights
+from nki_kernels.experts.block_scales import MOST_SCALED_ROWS, load_block_scales, load_expert_blocks
 from nki_kernels.experts.column_lines import ColumnLines, load_lines
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, ranges
 from nki_kernels.weights import (
     ExpertIndex,
+    WeightMatrix,
     choose_operand_dtype,
+    is_plain,
     load_expert_rows,
     load_expert_runs,
     view_expert,
@@ -27,6 +30,9 @@ from nki_kernels.weights import (
 
 CHUNK_BYTES = 73728
 """Bytes per partition of the three weights of a chunk; at least one block of 128 columns is taken."""
+
+STREAM_BYTES = 57344
+"""Bytes per partition of the rows of down of a chunk whose gate and up stream through SBUF."""
 
 PIECE_BYTES = 8192
 """Bytes per partition that one DMA brings; a piece makes room for later pieces as soon as it was multiplied."""
@@ -39,6 +45,10 @@ class ExpertLayer(nl.NKIObject):
     chunks: columns (first, end) of the intermediate in each chunk. ones: [2, row] in SBUF, which multiply biases and
     the 1 of up + 1 for each row; None if nothing is added before the sums leave PSUM. dtype: of rows and intermediate.
     gate_dtype, down_dtype: in which the products take gate and up, and down, see `choose_operand_dtype`.
+    in_runs: whether gate and up are loaded in runs, else in blocks: row k on partition k % 128, in block k // 128.
+    widens: whether block scales multiply the elements as they are loaded. streams: whether pieces of gate and up are
+    loaded when they are multiplied, so that a chunk needs SBUF for down alone. block_scales: those of gate, up and down
+    of the expert whose first chunk was loaded last, see `load_block_scales`.
     """
 
     weights: ExpertWeights
@@ -48,27 +58,41 @@ class ExpertLayer(nl.NKIObject):
     dtype: object
     gate_dtype: object
     down_dtype: object
+    in_runs: bool
+    widens: bool
+    streams: bool
+    block_scales: list
 
 
 @dataclass
 class ColumnPiece(nl.NKIObject):
-    """Blocks of H of some columns in runs, from `first_block` on: tile [h in run, block of H, column] @ SBUF."""
+    """Blocks first_block … end_block - 1 of H of some columns: tile [h in run or block, block of H, column] @ SBUF.
+
+    tile: None if the piece is loaded when it is multiplied.
+    """
 
     first_block: int
-    tile: nl.NkiTensor
+    end_block: int
+    tile: nl.NkiTensor | None
 
 
 @dataclass
 class ChunkColumns(nl.NKIObject):
-    """Columns of gate or of up in SBUF: a list of ColumnPiece, and what their sums begin with.
+    """Columns first … end - 1 of gate or of up of an expert: a list of ColumnPiece, and what their sums begin with.
 
     bias: [1, column], or [2, column] with ones below if 1 is added too; None if 1 alone is added, or nothing. ones: the
-    layer's; None if nothing is added.
+    layer's; None if nothing is added. block_scales: float32 [128, block of H, block of columns] @ SBUF that multiply
+    the sums; None to multiply nothing.
     """
 
+    stack: WeightMatrix
+    expert: ExpertIndex
+    first: int
+    end: int
     pieces: list
     bias: nl.NkiTensor | None
     ones: nl.NkiTensor | None
+    block_scales: nl.NkiTensor | None
 
 
 @dataclass
@@ -77,6 +101,7 @@ class WeightChunk(nl.NKIObject):
 
     down: for each block of the columns a tile [f in block, H], empty before `load_down`. factors: scales and biases of
     gate and up as `ColumnLines`, if the weights have scales; then gate and up themselves have no bias. Else None.
+    down_scales: block scales of down, float32 [128, block of the columns, block of H] @ SBUF, or None.
     """
 
     expert: ExpertIndex
@@ -86,21 +111,49 @@ class WeightChunk(nl.NKIObject):
     up: ChunkColumns
     down: list
     factors: ColumnLines | None
+    down_scales: nl.NkiTensor | None
 
 
-def create_layer(weights, activation, rows, dtype):
+def create_layer(weights, activation, rows, dtype, block_rows):
     """Return the record that all chunks share, for products with up to `rows` rows of a dtype.
 
-    weights: `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
+    block_rows: rows of a product, by which the way of taking block scales is chosen (`block_scales`). weights:
+    `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
     """
     ones = None
     if not has_gate_scales(weights) and (weights.b_gate is not None or activation == "swigluoai"):
         # Ones are the moving operand for `rows` rows, and the stationary one of a block of 128 columns.
         ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
-    gate_dtype = choose_operand_dtype([weights.w_gate, weights.w_up], dtype)
-    down_dtype = choose_operand_dtype([weights.w_down], dtype)
-    chunks = split_into_chunks(weights.w_gate.elements, gate_dtype)
-    return ExpertLayer(weights, activation, chunks, ones, dtype, gate_dtype, down_dtype)
+    in_runs = weights.w_gate.block_scales is None and weights.w_up.block_scales is None
+    widens = block_rows > MOST_SCALED_ROWS
+    gate_dtype = (
+        dtype if widens and not in_runs else choose_operand_dtype([weights.w_gate, weights.w_up], dtype)
+    )
+    widens_down = widens and weights.w_down.block_scales is not None
+    down_dtype = dtype if widens_down else choose_operand_dtype([weights.w_down], dtype)
+    # Longer rows of gate and up take fewer descriptors.
+    streams = block_rows <= MOST_SCALED_ROWS and has_gate_scales(weights)
+    if streams:
+        chunks = split_into_streams(weights.w_down, down_dtype, block_rows)
+    else:
+        chunks = split_into_chunks(weights.w_gate.elements, gate_dtype)
+    return ExpertLayer(
+        weights, activation, chunks, ones, dtype, gate_dtype, down_dtype, in_runs, widens, streams, []
+    )
+
+
+def split_into_streams(w_down, dtype, rows):
+    """Return ranges (first, end) of the intermediate for chunks whose gate and up stream through SBUF.
+
+    The rows of down of a range take at most STREAM_BYTES of a partition, and its sums for `rows` rows one PSUM bank for
+    each of gate and up; or the range is one block. w_down: `WeightMatrix` [E, F, H]. dtype: of the products.
+    """
+    _, inner, hidden = w_down.elements.shape
+    plain = is_plain(w_down, dtype)
+    element_bytes = item_bytes(dtype) + (0 if plain else item_bytes(w_down.elements.dtype))
+    most = max(1, min(BANK // rows, STREAM_BYTES // (element_bytes * hidden)))
+    count = blocks(blocks(inner), most)
+    return ranges(0, inner, PARTITIONS * blocks(blocks(inner), count))
 
 
 def split_into_chunks(w_gate, dtype):
@@ -121,7 +174,7 @@ def split_into_chunks(w_gate, dtype):
 def list_gate_factors(weights):
     """Return the arrays @ HBM with numbers of the sums of gate and up: their scales, and then their biases.
 
-    Those that are None are left out; without any scales the list is empty. weights: `ExpertWeights`.
+    Those that are None are left out; without scales or block scales the list is empty. weights: `ExpertWeights`.
     """
     arrays = []
     if has_gate_scales(weights):
@@ -132,11 +185,13 @@ def list_gate_factors(weights):
 
 
 def has_gate_scales(weights):
-    """Return whether gate or up has scales; their biases are then added after the sums have left PSUM.
+    """Return whether gate or up has scales or block scales; their biases are then added after the sums left PSUM.
 
     weights: `ExpertWeights`.
     """
-    return weights.w_gate.scales is not None or weights.w_up.scales is not None
+    gate, up = weights.w_gate, weights.w_up
+    has_scales = gate.scales is not None or up.scales is not None
+    return has_scales or gate.block_scales is not None or up.block_scales is not None
 
 
 def load_chunk(layer, expert, chunk, factors=None):
@@ -151,17 +206,30 @@ def load_chunk(layer, expert, chunk, factors=None):
     weights = layer.weights
     first, end = layer.chunks[chunk]
     clamped = layer.activation == "swigluoai"
-    if factors is None and has_gate_scales(weights):
+    if factors is None and len(list_gate_factors(weights)) > 0:
         factors = load_lines(list_gate_factors(weights), expert, first, end)
-    gate_pieces = load_columns(weights.w_gate, expert, first, end, layer.gate_dtype)
-    up_pieces = load_columns(weights.w_up, expert, first, end, layer.gate_dtype)
+    if chunk == 0:
+        layer.block_scales = []
+        for stack in (weights.w_gate, weights.w_up, weights.w_down):
+            layer.block_scales.append(load_block_scales(stack, expert))
+    column_blocks = slice(first // PARTITIONS, blocks(end))
+    sums_scales = [None, None]  # of gate and up
+    for side in range(2):
+        if layer.block_scales[side] is not None and not layer.widens:
+            sums_scales[side] = layer.block_scales[side][:, :, column_blocks]
+    down_scales = None
+    if layer.block_scales[2] is not None:
+        down_scales = layer.block_scales[2][:, column_blocks, :]
+    gate_pieces = load_columns(layer, weights.w_gate, expert, first, end, layer.block_scales[0])
+    up_pieces = load_columns(layer, weights.w_up, expert, first, end, layer.block_scales[1])
     b_gate, b_up = None, None
-    if weights.b_gate is not None and factors is None:
+    if weights.b_gate is not None and not has_gate_scales(weights):
         b_gate = load_bias(weights.b_gate, expert, first, end, layer.dtype, 1)
         b_up = load_bias(weights.b_up, expert, first, end, layer.dtype, 2 if clamped else 1)
-    gate = ChunkColumns(gate_pieces, b_gate, None if b_gate is None else layer.ones)
-    up = ChunkColumns(up_pieces, b_up, layer.ones)
-    return WeightChunk(expert, first, end, gate, up, [], factors)
+    ones = None if b_gate is None else layer.ones
+    gate = ChunkColumns(weights.w_gate, expert, first, end, gate_pieces, b_gate, ones, sums_scales[0])
+    up = ChunkColumns(weights.w_up, expert, first, end, up_pieces, b_up, layer.ones, sums_scales[1])
+    return WeightChunk(expert, first, end, gate, up, [], factors, down_scales)
 
 
 def load_down(layer, chunk):
@@ -169,19 +237,51 @@ def load_down(layer, chunk):
 
     It is called once the rows of the chunk before were multiplied and make room.
     """
+    stack, hidden = layer.weights.w_down, layer.weights.w_down.elements.shape[2]
     for start, end in ranges(chunk.first, chunk.end):
-        chunk.down.append(load_expert_rows(layer.weights.w_down, chunk.expert, start, end, layer.down_dtype))
+        if chunk.down_scales is None or not layer.widens:
+            chunk.down.append(load_expert_rows(stack, chunk.expert, start, end, layer.down_dtype))
+        else:
+            block = start // PARTITIONS
+            scales = layer.block_scales[2]
+            rows = load_expert_blocks(
+                stack, chunk.expert, (block, block + 1), (0, hidden), layer.down_dtype, scales
+            )
+            chunk.down.append(rows[0 : end - start, 0, :])
 
 
-def load_columns(stack, expert, first, end, dtype):
-    """Load columns first … end - 1 of an expert's weight [H, F] into SBUF in `dtype`, as a list of `ColumnPiece`.
+def load_columns(layer, stack, expert, first, end, scales):
+    """Return columns first … end - 1 of an expert's weight [H, F] as a list of `ColumnPiece`, loaded if not streamed.
 
-    stack: `WeightMatrix` with the weights of all experts, [E, H, F] @ HBM.
+    stack: `WeightMatrix` with the weights of all experts, [E, H, F] @ HBM. scales: block scales of the expert in SBUF,
+    which multiply the elements if `layer` widens; or None.
     """
     pieces = []
     for start, stop in ranges(0, blocks(stack.elements.shape[1]), count_piece_blocks(end - first, stack)):
-        pieces.append(ColumnPiece(start, load_expert_runs(stack, expert, (start, stop), (first, end), dtype)))
+        tile = None
+        if not layer.streams:
+            tile = load_piece(layer, stack, expert, (start, stop), (first, end), scales)
+        pieces.append(ColumnPiece(start, stop, tile))
     return pieces
+
+
+def load_piece(layer, stack, expert, block_range, columns, scales):
+    """Load blocks (first, end) of H of columns (first, end) of an expert's weight into a new SBUF tile.
+
+    The other arguments are those of `load_columns`.
+    """
+    if layer.in_runs:
+        return load_expert_runs(stack, expert, block_range, columns, layer.gate_dtype)
+    factors = scales if layer.widens else None
+    return load_expert_blocks(stack, expert, block_range, columns, layer.gate_dtype, factors)
+
+
+def take_tile(layer, columns, piece):
+    """Return the tile of a `ColumnPiece` of some `ChunkColumns`; load it if it is streamed."""
+    if piece.tile is not None:
+        return piece.tile
+    block_range = (piece.first_block, piece.end_block)
+    return load_piece(layer, columns.stack, columns.expert, block_range, (columns.first, columns.end), None)
 
 
 def count_piece_blocks(columns, stack):

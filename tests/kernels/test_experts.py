@@ -224,17 +224,37 @@ def quantise(stack: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndar
 
 
 def quantised(
-    kernel: Any, elements: Any = FP8, quantised_stacks: Any = STACKS, **sizes: Any
+    kernel: Any, elements: Any = FP8, quantised_stacks: Any = STACKS, blocks: bool = False, **sizes: Any
 ) -> tuple[Any, ...]:
-    """Return arguments of an experts kernel whose stacks have 8 bits; `elements` is their dtype."""
+    """Return arguments of an experts kernel whose stacks have 8 bits; `elements` is their dtype.
+
+    With `blocks` a scale belongs to 128 rows and columns of an expert, else to a column.
+    """
     dtype = sizes.pop("dtype", BF16)
     plain = named(kernels.experts_decode, arguments(dtype=dtype, weights=F32, **sizes))
     for name, argument in list(plain.items()):
         if name in quantised_stacks:
-            plain[name], plain[f"{name}_scales"] = quantise(argument, elements)
+            if blocks:
+                plain[name], plain[f"{name}_block_scales"] = quantise_blocks(argument, elements)
+            else:
+                plain[name], plain[f"{name}_scales"] = quantise(argument, elements)
         elif isinstance(argument, np.ndarray) and name.startswith(("w_", "b_")):
             plain[name] = argument.astype(dtype)
     return in_order(kernel, **{name: argument for name, argument in plain.items() if argument is not None})
+
+
+def quantise_blocks(stack: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return elements [E, K, N] and scales [E, ceil(K / 128), ceil(N / 128)], which differ by powers of up to 2^3."""
+    largest = 240 if elements == FP8 else 127
+    experts, depth, columns = stack.shape
+    scales = np.empty((experts, -(-depth // 128), -(-columns // 128)), F32)
+    quotients = np.empty_like(stack)
+    rng = np.random.default_rng(17)
+    for expert, k, n in np.ndindex(*scales.shape):
+        block = (expert, slice(128 * k, 128 * k + 128), slice(128 * n, 128 * n + 128))
+        scales[expert, k, n] = np.abs(stack[block]).max() / largest * rng.uniform(1, 8)
+        quotients[block] = stack[block] / scales[expert, k, n]
+    return (quotients if elements == FP8 else np.rint(quotients)).astype(elements), scales
 
 
 QUANTISED_VALUES = [
@@ -276,6 +296,47 @@ class TestQuantisedExpertsDecode(KernelTests):
         ranks=[
             Ranks(2, SCALED_RANKS, dict(tokens=tokens, hidden=72, inner=40, biases=True)) for tokens in (2, 5)
         ],
+    )
+
+
+BLOCK_VALUES = [
+    *vary(tokens=[1, 3, 40], hidden=[127, 128, 300], inner=[64, 140], elements=[FP8, INT8]),
+    *vary(tokens=[2, 30], hidden=264, inner=[127, 128, 129, 300], experts=9, top_k=3),
+    *vary(tokens=[2, 30], hidden=140, inner=136, dtype=F32),
+    *vary(tokens=[3, 40], hidden=272, inner=140, biases=True, activation=["silu", "swigluoai"]),
+    *vary(tokens=[3, 40], hidden=140, inner=140, quantised_stacks=[STACKS[:2], STACKS[1:], STACKS[2:]]),
+]
+BLOCK_REFUSALS = [
+    refuse(
+        "w_up_block_scales is float32 (6, 1, 1), one for each expert and 128 rows and columns of w_up, not float32",
+        w_up_block_scales=normal(1, 6, 1, 2),
+    ),
+    refuse(
+        "w_down has scales and block scales; pass one of them", w_down_scales=np.ones((6, 1, 24), np.float32)
+    ),
+]
+
+
+class TestBlockScaledExpertsDecode(KernelTests):
+    """A scale for each 128 rows and columns; more than 64 rows take widened weights."""
+
+    case = KernelCase(
+        kernels.experts_decode,
+        partial(quantised, kernels.experts_decode, blocks=True),
+        values=[*BLOCK_VALUES, *vary(tokens=[64, 65, 128], hidden=136, inner=140)],
+        refusals=BLOCK_REFUSALS,
+    )
+
+
+class TestBlockScaledExpertsPrefill(KernelTests):
+    """Elements are multiplied by their scales as they are loaded, as a prompt has many rows."""
+
+    case = KernelCase(
+        kernels.experts_prefill,
+        partial(quantised, kernels.experts_prefill, blocks=True),
+        values=[*BLOCK_VALUES, *vary(tokens=300, hidden=264, inner=140, elements=[FP8, INT8])],
+        every_chip=[*vary(tokens=[30, 260], hidden=136, inner=140)],
+        refusals=BLOCK_REFUSALS,
     )
 
 

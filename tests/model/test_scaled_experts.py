@@ -9,11 +9,12 @@ import pytest
 
 from model.families import load_config
 from model.formats import QuantisedWeight
-from model.formats.scaled import INT8
+from model.formats.scaled import INT8, KERNEL_ELEMENT
 from model.layers.shard import Shard
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
+from model.plan.sizes import load_model
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
 from tests.deep import deep_except
@@ -41,7 +42,7 @@ FAMILIES = [
     ),
     *("deepseek v2", "qwen3-next", "mixtral with a window"),
 ]
-SCHEMES = ["compressed, channel", "int-quantized", "a scale for each tensor"]
+SCHEMES = ["compressed, channel", "int-quantized", "a scale for each tensor", "blocks of 128"]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,21 @@ def test_ranks_hold_experts_as_they_are_stored(tmp_path: Path, name: str, scheme
         ]
         assert names and all(rank.arrays[name].shape[0] == count // expert_ranks for name in names)
         for name in names:
-            check_halves(rank.arrays[name], rank.arrays[f"{name}_scales"], plain_rank.arrays[name])
+            blocks = rank.arrays.get(f"{name}_block_scales")
+            scales = (
+                rank.arrays[f"{name}_scales"] if blocks is None else spread_blocks(blocks, rank.arrays[name])
+            )
+            check_halves(rank.arrays[name], scales, plain_rank.arrays[name])
+
+
+def spread_blocks(scales: np.ndarray, elements: np.ndarray) -> np.ndarray:
+    """Return the scale of each element of a stack [experts, in, out]."""
+    _, depth, columns = elements.shape
+    return np.stack([np.kron(expert, np.ones((128, 128), FLOAT32))[:depth, :columns] for expert in scales])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES[:2])
+@pytest.mark.parametrize("scheme", [*SCHEMES[:2], SCHEMES[3]])
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
@@ -104,7 +115,7 @@ def test_quantised_experts_give_the_logits_of_the_reference(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES[:2])
+@pytest.mark.parametrize("scheme", [*SCHEMES[:2], SCHEMES[3]])
 @pytest.mark.parametrize("ranks", [("1", "1", "1"), ("2", "1", "1"), ("1", "2", "2")])
 def test_text_is_generated_with_quantised_experts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, ranks: tuple[str, str, str]
@@ -119,6 +130,35 @@ def test_text_is_generated_with_quantised_experts(
     assert main(["generate", *arguments, "--dp", ranks[1], "--ep", ranks[2], "--dtype", "bfloat16"]) == 0
     count = 4 * int(ranks[1])
     assert f"{count} of {count}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ranks", "is_stored"), [(1, True), (2, True), (4, True), (3, False)])
+def test_ranks_that_cut_inside_a_block_widen_it(tmp_path: Path, ranks: int, is_stored: bool) -> None:
+    """A rank's part of the intermediate size of 256 is whole blocks of 128, or inside one; a third of it is neither."""
+    fields = dict(hidden_size=136, intermediate_size=256, num_local_experts=3, num_experts_per_tok=2)
+    fields |= dict(num_hidden_layers=1, num_attention_heads=12, num_key_value_heads=12, head_dim=12)
+    random_model("Mixtral", {**COMMON, **fields}, 6).save_pretrained(tmp_path)
+    _, plain = quantise(tmp_path, "blocks of 128")
+    config = load_config(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, config)
+    wide = {name: np.asarray(weight) for name, weight in checkpoint.items() if name in plain}
+    stored = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
+    widened = shard_weights(config, dict(checkpoint) | wide, ranks, dtype="bfloat16")
+    for rank, plain_rank in zip(stored, widened, strict=True):
+        for matrix in MATRICES:
+            name = f"layers.0.experts.{matrix}"
+            array = rank.arrays[name]
+            assert (f"{name}_block_scales" in rank.arrays) == (array.dtype == KERNEL_ELEMENT) == is_stored
+            if is_stored:
+                scales = spread_blocks(rank.arrays[f"{name}_block_scales"], array)
+                check_halves(array, scales, plain_rank.arrays[name])
+            else:
+                assert np.array_equal(array, plain_rank.arrays[name])
+    nbytes = sum(array.nbytes for array in stored[0].arrays.values())
+    model = load_model(tmp_path / "config.json")
+    sections = [*model.blocks, model.embedding, model.head]
+    counted = sum(section.count * section.count_weight_bytes(ranks, 1, "bfloat16") for section in sections)
+    assert counted == nbytes
 
 
 def test_experts_of_which_one_is_not_quantised_are_widened(tmp_path: Path) -> None:
