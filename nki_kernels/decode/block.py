@@ -93,7 +93,7 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
     rows = TokenRows(queries, keys, projected.values, key_rows, value_rows, key_addresses, value_addresses)
     loads.take_tokens(rows, seen_keys, output_weights)
     run(launch, loads, seen_keys, 1 if early else 0)
-    return add_output(tile, launch.o, output_weights, replica_group)
+    return add_output(tile, launch.o, output_weights, replica_group, following)
 
 
 def create_output_tile(sizes):

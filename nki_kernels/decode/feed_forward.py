@@ -22,7 +22,12 @@ from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.runs import RowFactors, normalise_runs, sum_squares
 from nki_kernels.projection.feed_forward import build_gated_product
 from nki_kernels.projection.few_rows import write_weighted
-from nki_kernels.projection.gated_product import GatedProduct, compute_unit, count_unit_columns
+from nki_kernels.projection.gated_product import (
+    GatedProduct,
+    compute_unit,
+    count_unit_columns,
+    load_early_pieces,
+)
 from nki_kernels.projection.grouped_product import GroupLayout, load_operands, multiply_in_groups, plan_groups
 from nki_kernels.projection.residual_product import (
     MovingWeight,
@@ -36,6 +41,14 @@ from nki_kernels.tiles import blocks, broadcast_row, count_block_partitions
 
 SUMS_IN_FLIGHT = 8
 """Chunks of output columns whose sums over the ranks may be under way before the first of them is stored."""
+
+EARLY_ELEMENTS = 65536
+"""Elements per partition of the weights of 8 bits that are loaded while outputs of attention are summed over ranks.
+
+Half as many for more than FEW_ROWS rows, whose other tiles take more of SBUF.
+"""
+
+FEW_ROWS = 32
 
 
 @dataclass
@@ -66,6 +79,13 @@ class FeedForwardOperands(nl.NKIObject):
         self.gated.load_scales()
         if self.down.scales is not None:
             self.allocate_rows(self.down.y.shape[0] if self.layout is None else self.layout.width)
+
+    def load_early_weights(self):
+        """Begin to load the first weights of gate and up, see EARLY_ELEMENTS, if the weights have scales."""
+        if self.weighted is not None:
+            rows = self.weighted.shape[2]
+            most = EARLY_ELEMENTS if rows <= FEW_ROWS else EARLY_ELEMENTS // 2
+            load_early_pieces(self.gated, rows, self.weighted.dtype, most)
 
     def allocate_rows(self, columns):
         """Allocate `weighted` and `square_sums` for `columns` columns, with zeros in those beyond the rows of y."""

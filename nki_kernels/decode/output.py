@@ -79,7 +79,7 @@ class OutputWeights(nl.NKIObject):
         return result
 
 
-def add_output(tile, outputs, weights, replica_group):
+def add_output(tile, outputs, weights, replica_group, following):
     """Return a new SBUF tile of hidden states: `tile` plus the sum over ranks of `outputs` times the weights.
 
     Args:
@@ -87,6 +87,8 @@ def add_output(tile, outputs, weights, replica_group):
         outputs: attention's outputs, [D in tile, tile, token, head] in SBUF.
         weights: `OutputWeights`; heads that are not loaded yet are loaded here.
         replica_group: ranks whose products are summed, or None.
+        following: `FeedForwardOperands` of the block that follows, or None. With ranks, its first weights begin to be
+            loaded before the sum over ranks, which would hold up their queue.
     """
     hidden = weights.source.shape[1]
     sums = allocate_output_sums(tile, hidden)
@@ -109,6 +111,8 @@ def add_output(tile, outputs, weights, replica_group):
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     added = None
     if replica_group is not None:
+        if following is not None:
+            following.load_early_weights()
         added = sum_over_ranks(sums, tile, weights.scales, replica_group)
     for index in range(len(sums)):
         bank, first = sums[index]

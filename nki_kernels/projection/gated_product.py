@@ -26,7 +26,13 @@ from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.projection.zero_points import load_zero_points, negate_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
-from nki_kernels.weights import choose_operand_dtype, load_blocks_into, load_runs_into, select_columns
+from nki_kernels.weights import (
+    choose_operand_dtype,
+    is_plain,
+    load_blocks_into,
+    load_runs_into,
+    select_columns,
+)
 
 UNIT_COLUMNS = 2048
 """The most columns of each weight that are multiplied at a time."""
@@ -45,7 +51,8 @@ class GatedProduct(nl.NKIObject):
     contraction. inner: columns of the intermediate. row_factors: RowFactors that multiply the rows of the
     sums, if x is not normalised yet or is quantised, else None. gate_factors_only: whether they multiply gate
     alone; the reader of the intermediate then multiplies its rows by them. negated_sums: the sums of x's
-    rows as `negate_sums` returns them, for weights of 4 bits; None before, and for other weights.
+    rows as `negate_sums` returns them, for weights of 4 bits; None before, and for other weights. early_pieces: the
+    first pieces of the weights in SBUF, see `load_early_pieces`; None for none.
     """
 
     weights: list
@@ -58,6 +65,7 @@ class GatedProduct(nl.NKIObject):
     row_factors: RowFactors | None = None
     gate_factors_only: bool = False
     negated_sums: nl.NkiTensor | None = None
+    early_pieces: list | None = None
 
     def find_negated_sums(self, x):
         """Return the result of `negate_sums` for rows x, [h in block, block, row] in SBUF; the first call computes it.
@@ -170,22 +178,14 @@ def accumulate(unit, product, x, planned_loads):
     pieces.
     """
     hidden, width = product.hidden, unit.end_column - unit.first_column
-    sides = len(product.weights)
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
-    most = PIECE_ELEMENTS if operand_dtype == x.dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
-    blocks_per_piece = max(1, most // width)
+    blocks_per_piece = count_piece_blocks(product, width, x.dtype)
     pairs_blocks = x.dtype == nl.float8_e4m3
-    if pairs_blocks:
-        blocks_per_piece += blocks_per_piece % 2
     packed = product.weights[0].nibbles is not None
-    if packed:
-        blocks_per_piece = choose_packed_blocks(2 * most // width)
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
-        shape = (min(hidden, PARTITIONS), sides, end_block - first_block, width)
-        piece = nl.ndarray(shape, dtype=operand_dtype, buffer=nl.sbuf)
-        load_piece(piece, unit, product, first_block)
+        piece = provide_piece(unit, product, first_block, end_block, operand_dtype)
         loaded_rows = min(hidden, end_block * PARTITIONS)
         due = blocks(len(planned_loads) * loaded_rows, hidden)  # as great a part of them as of the weights
         # The queue is served in order, so loads for later work follow the piece that the next matmuls wait for.
@@ -264,6 +264,62 @@ def select_unit_columns(unit, product):
     for weight in product.weights:
         result.append(select_columns(weight, unit.first_column, unit.end_column))
     return result
+
+
+def count_piece_blocks(product, width, dtype):
+    """Return how many K blocks of `width` columns of each weight make a piece, for rows of `dtype`.
+
+    An even number for fp8 rows; for weights of 4 bits as `choose_packed_blocks` returns.
+    """
+    operand_dtype = choose_operand_dtype(product.weights, dtype)
+    most = PIECE_ELEMENTS if operand_dtype == dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
+    if product.weights[0].nibbles is not None:
+        return choose_packed_blocks(2 * most // width)
+    blocks_per_piece = max(1, most // width)
+    return blocks_per_piece + blocks_per_piece % 2 if dtype == nl.float8_e4m3 else blocks_per_piece
+
+
+def provide_piece(unit, product, first_block, end_block, dtype):
+    """Return K blocks `first_block` … `end_block` - 1 of a unit's weights in SBUF, [h in block, weight, block, column].
+
+    They are one of `product.early_pieces`, or loaded here, in `dtype`.
+    """
+    count = end_block - first_block
+    if product.early_pieces is not None and unit.first_column == 0:
+        index = first_block // product.early_pieces[0].shape[2]
+        if index < len(product.early_pieces):
+            return product.early_pieces[index]
+    shape = (
+        min(product.hidden, PARTITIONS),
+        len(product.weights),
+        count,
+        unit.end_column - unit.first_column,
+    )
+    piece = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    load_piece(piece, unit, product, first_block)
+    return piece
+
+
+def load_early_pieces(product, rows, dtype, most):
+    """Begin to load the first pieces of the first unit into `product.early_pieces`, before the rows are known.
+
+    They are whole pieces of at most `most` elements per partition, of a product of `rows` rows of `dtype`. Nothing is
+    loaded of weights that loads convert or unpack: an engine would wait for them in the order of its work.
+    """
+    for weight in product.weights:
+        if not is_plain(weight, choose_operand_dtype(product.weights, dtype)) or weight.nibbles is not None:
+            return
+    unit = GatedUnit(0, min(product.inner, count_unit_columns(product, rows)), 0, 0, [], None)
+    count = count_piece_blocks(product, unit.end_column, dtype)
+    pieces = []
+    for index in range(most // (len(product.weights) * count * unit.end_column)):
+        first, end = index * count, (index + 1) * count
+        if end <= blocks(product.hidden):
+            pieces.append(
+                provide_piece(unit, product, first, end, choose_operand_dtype(product.weights, dtype))
+            )
+    if len(pieces) > 0:
+        product.early_pieces = pieces
 
 
 def load_piece(piece, unit, product, first_block):
