@@ -1,9 +1,12 @@
-"""Products of rows and weights of 8-bit integers, equal to their definition bit for bit.
+"""Products of rows and weights of 8-bit integers (W8A8), equal to their definition bit for bit.
 
 The Tensor engine multiplies no integers, but bfloat16 holds those of 8 bits, and PSUM sums their products in float32.
 Such a sum is exact, in any order, while the magnitudes of its products add up to at most 2^24: for int8 times int8 up
 to 1024 products, 1024 * 128^2. So the definition of the product is: exact sums over groups of at most 1024 products,
 added in float32 in the order of K. `nkw check` proves from the dtypes that the sums of the groups are exact.
+
+Rows of activations become integers by a scale of their own: scale = max(|row|) / 127, and integer = row * (1 / scale),
+rounded to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.projection.quantised_rows import LEAST, compute_scale, reduce_maximum
 from nki_kernels.tiles import blocks, count_block_partitions
 
 GROUP_BLOCKS = 8
 """Blocks of 128 products of a group."""
+
+LARGEST_INTEGER = 127.0
 
 
 def sum_integer_products(stationary, moving, depth):
@@ -57,6 +63,21 @@ def sum_group(stationary, moving, depth, first):
     return group
 
 
+def quantise_rows_to_integers(rows):
+    """Return integers from -127 to 127 as a new bfloat16 tile of the shape of `rows`, and float32 scales [row, 1].
+
+    rows: float32 or bfloat16 SBUF tile [row, n], finite. The integers pass through int8, which rounds them.
+    """
+    magnitudes = nl.ndarray(rows.shape, dtype=rows.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=magnitudes, op=nl.abs, data=rows)
+    scales, inverses = compute_scale(reduce_maximum(magnitudes), LARGEST_INTEGER)
+    integers = nl.ndarray(rows.shape, dtype=nl.int8, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=integers, data=rows, op0=nl.multiply, operand0=inverses)
+    numbers = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=numbers, src=integers)
+    return numbers, scales
+
+
 def integer_product_reference(rows, weight):
     """Return rows [T, K] times weight [K, N], both int8, as float32 [T, N]: the definition of the product.
 
@@ -68,3 +89,11 @@ def integer_product_reference(rows, weight):
         group = rows[:, first : first + size].astype(np.int64) @ weight[first : first + size].astype(np.int64)
         total = total + group.astype(np.float32)
     return total
+
+
+def integer_rows_reference(rows):
+    """Return int8 integers and float32 scales [row, 1] of rows [row, n]; every operation rounds to float32."""
+    wide = rows.astype(np.float32)
+    largest = np.maximum(np.abs(wide).max(axis=1, keepdims=True), np.float32(LEAST))
+    scales = largest * np.float32(1 / LARGEST_INTEGER)
+    return np.rint(wide * (np.float32(1) / scales)).astype(np.int8), scales

@@ -158,14 +158,14 @@ def create_row_quantiser(rows, hidden, dtype):
     return RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), scratch)
 
 
-def compute_scale(largest):
+def compute_scale(largest, limit=LARGEST):
     """Return scales and their inverses, float32 columns [row, 1] in SBUF, of the largest magnitudes of rows.
 
-    largest: float32 column [row, 1] in SBUF or PSUM.
+    largest: float32 column [row, 1] in SBUF or PSUM. limit: the number that the largest magnitude becomes.
     """
     scale = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=scale, data=largest, op0=nl.maximum, operand0=LEAST, op1=nl.multiply, operand1=1.0 / LARGEST
+        dst=scale, data=largest, op0=nl.maximum, operand0=LEAST, op1=nl.multiply, operand1=1.0 / limit
     )
     inverse = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=scale)

@@ -12,7 +12,6 @@ import pytest
 
 import simulate
 from nki_kernels.dma import STATIC
-from nki_kernels.norms import dynamic_scales
 from nki_kernels.projection import integer_product
 from nki_kernels.projection.rows import spread
 from nki_kernels.tiles import copy_bank, load, load_repeated, ranges
@@ -21,7 +20,7 @@ from simulate.check import detect, gathered
 from simulate.check.integer_products import list_lines
 from tests.kernels.accuracy import TARGETS
 
-BF16, FP8 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3
+BF16 = ml_dtypes.bfloat16
 COLUMNS = 512
 
 
@@ -52,7 +51,7 @@ def project(x: Any, weight: Any, scales: Any) -> Any:
     """Quantise rows of x [T, K] per token, multiply by an int8 weight with scales of its columns: x's dtype [T, N]."""
     out = nl.ndarray((x.shape[0], weight.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     for start, end in ranges(0, x.shape[0]):
-        numbers, row_scales = dynamic_scales.quantize_rows_to_int8(load(x[start:end], x.dtype))
+        numbers, row_scales = integer_product.quantise_rows_to_integers(load(x[start:end], x.dtype))
         stationary = spread(numbers, False)
         for first, last in ranges(0, weight.shape[1], COLUMNS):
             moving = load_blocks(wrap_matrix(weight[:, first:last]), nl.bfloat16, STATIC)
@@ -64,11 +63,9 @@ def project(x: Any, weight: Any, scales: Any) -> Any:
     return out
 
 
-def quantize(x: Any, fp8: bool) -> Any:
-    """Return the numbers and scales of rows [T, n], at most 128."""
-    tile = load(x, x.dtype)
-    function = dynamic_scales.quantize_rows_to_fp8 if fp8 else dynamic_scales.quantize_rows_to_int8
-    tiles = function(tile)
+def quantise(x: Any) -> Any:
+    """Return the integers and scales of rows [T, n], at most 128."""
+    tiles = integer_product.quantise_rows_to_integers(load(x, x.dtype))
     outs = [nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm) for tile in tiles]
     for out, tile in zip(outs, tiles):
         store(out, tile)
@@ -161,25 +158,22 @@ def test_check_proves_the_sums_and_finds_nothing(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize(("fp8", "limit", "narrow"), [(False, 127, np.int8), (True, 240, FP8)])
-def test_rows_are_quantised_as_the_definition_says(
-    target: str, dtype: Any, fp8: bool, limit: float, narrow: Any
+@pytest.mark.parametrize(("count", "columns"), [(2, 1), (127, 130), (128, 33), (3, 2048)])
+def test_rows_become_integers_as_the_definition_says(
+    target: str, dtype: Any, count: int, columns: int
 ) -> None:
     rng = np.random.default_rng(4)
-    for count, columns in ((2, 1), (127, 130), (128, 33), (3, 2048)):
-        x = (rng.standard_normal((count, columns)) * 2.0 ** rng.integers(-40, 40, (count, 1))).astype(dtype)
-        x[0] = 0
-        x[-1, 0] = -abs(x).max() * 2
-        numbers, scales = run(quantize, x, fp8, target=target)
-        expected, expected_scales = dynamic_scales.quantized_rows_reference(x, limit, narrow)
-        np.testing.assert_array_equal(numbers.astype(np.float32), expected.astype(np.float32))
-        np.testing.assert_array_equal(scales, expected_scales)
-        assert np.abs(numbers.astype(np.float32)).max() == limit and np.isfinite(scales).all()
-        assert not numbers[0].astype(bool).any()
-        # A number is off by at most half a step, of 1 in int8 and of 1/16 of it (or 2^-10) in fp8, beside rounding.
-        wide, rebuilt = x.astype(np.float64), numbers.astype(np.float64) * scales
-        step = scales * (np.maximum(np.abs(numbers.astype(np.float64)) / 16, 2.0**-10) if fp8 else 0.5)
-        assert (np.abs(rebuilt - wide) <= step * (1 + 2.0**-10) + np.abs(wide) * 2.0**-20).all()
+    x = (rng.standard_normal((count, columns)) * 2.0 ** rng.integers(-40, 40, (count, 1))).astype(dtype)
+    x[0] = 0
+    x[-1, 0] = -abs(x).max() * 2
+    integers, scales = run(quantise, x, target=target)
+    expected, expected_scales = integer_product.integer_rows_reference(x)
+    np.testing.assert_array_equal(integers.astype(np.int64), expected)
+    np.testing.assert_array_equal(scales, expected_scales)
+    assert not expected[0].any() and (np.abs(expected[1:].astype(int)).max(axis=1) == 127).all()
+    # An integer is off by half a step at most; quotients of a row, up to 127, have three roundings of 2^-24 before.
+    errors = np.abs(expected.astype(np.float64) * scales - x.astype(np.float64))
+    assert (errors <= scales * (0.5 + 127 * 4 * 2.0**-24)).all()
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -191,7 +185,7 @@ def test_a_projection_of_quantised_rows_is_its_definition(
     rng = np.random.default_rng(5)
     x, weight = rng.standard_normal((tokens, depth)).astype(dtype), draw(6, depth, columns)
     scales = rng.uniform(0.001, 0.02, (1, columns)).astype(np.float32)
-    numbers, row_scales = dynamic_scales.quantized_rows_reference(x, 127, np.int8)
+    numbers, row_scales = integer_product.integer_rows_reference(x)
     expected = (integer_product.integer_product_reference(numbers, weight) * row_scales * scales).astype(
         dtype
     )
