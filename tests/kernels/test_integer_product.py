@@ -115,6 +115,13 @@ def test_the_product_is_its_definition_bit_for_bit(
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_every_pair_of_codes_is_multiplied_exactly(target: str) -> None:
+    codes = np.arange(-128, 128)
+    product = run(multiply, codes.astype(np.int8)[:, None], codes.astype(np.int8)[None], target=target)
+    np.testing.assert_array_equal(product, np.outer(codes, codes))
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_extremes_are_exact_at_the_limit(target: str) -> None:
     for first, second, total in ((-128, -128, 2**24), (-128, 127, -1024 * 128 * 127)):
         rows, weight = np.full((2, 1024), first, np.int8), np.full((1024, 3), second, np.int8)
