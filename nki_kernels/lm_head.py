@@ -11,6 +11,8 @@ Arguments:
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight      [1, H] @ HBM, float32 or bfloat16
     w_head           [H, V] @ HBM, float32 or bfloat16, finite: this rank's columns; read in x's dtype
+    w_head_scales    [1, V] @ HBM, float32, finite, or None. They multiply the columns of w_head, whose dtype is then
+                     float8_e4m3, float8_e5m2 or int8
     eps              compile-time float
     top_k            compile-time int, 1 or more
     vocab_offset     [1, 1] @ HBM, int32: the id of this rank's first column
@@ -51,7 +53,9 @@ Cost
     HBM: w_head once, logits once, x once, the norm's weight once, the candidates. Vector: K/4 passes over the columns
     of a chunk and over the candidates of a row, for each piece. Bound: reading w_head, at full rate. Predicted on
     trn2 in bfloat16, of the floor: 93 % for V = 16032, H = 4096 and K = 64, 85 % for V = 2004 and H = 8192, where the
-    last search takes 12 us. On two cores 80 % of half of the floor for V = 4008, H = 8192 and K = 64.
+    last search takes 12 us. With float8_e4m3 weights, on one core in program order, T = 1, 16 and 64 are 1.36, 1.36 and
+    1.09 times as fast (V = 16032, H = 4096), 1.16, 1.10 and 0.96 (V = 2004, H = 8192): the Tensor engine and the search
+    are the bound. On two cores 80 % of half of the floor for V = 4008, H = 8192 and K = 64.
 """
 
 from __future__ import annotations
@@ -84,6 +88,7 @@ from nki_kernels.tiles import (
     expect_hidden,
     load_repeated,
 )
+from nki_kernels.weights import WeightMatrix, check_scales
 
 cores = (1, 2)
 
@@ -105,6 +110,7 @@ def lm_head(
     norm_bias=None,
     norm_offset=0.0,
     scale=1.0,
+    w_head_scales=None,
 ):
     """Compute this rank's logits, and find the largest of all ranks with their ids.
 
@@ -114,6 +120,7 @@ def lm_head(
     """
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)
+    check_scales("w_head", w_head, w_head_scales)
     rows = x.shape[0]
     columns = w_head.shape[1]
     keep = round_up_to_eight(top_k)
@@ -126,7 +133,8 @@ def lm_head(
     spread = spread_rows(x, norm, chunks)
     operands = (spread, make_padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
-    best, best_columns = find_largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
+    matrix = WeightMatrix(w_head, w_head_scales)
+    best, best_columns = find_largest_logits(logits, operands, matrix, (scale, softcap), first, end, keep)
     if columns < keep:  # A cap has lifted padding to a value that a logit of another rank may have.
         nisa.memset(dst=best[:, columns:keep], value=MISSING)
     alone = replica_group is None and nl.num_programs() == 1
@@ -200,6 +208,7 @@ def lm_head_reference(
     norm_bias: np.ndarray | None = None,
     norm_offset: float = 0.0,
     scale: float = 1.0,
+    w_head_scales: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute logits, values and ids with NumPy: a float32 product and a stable sort.
 
@@ -212,7 +221,7 @@ def lm_head_reference(
     normalised = wide / root * (widened(norm_weight) + wide.dtype.type(norm_offset))
     if norm_bias is not None:
         normalised = normalised + widened(norm_bias)
-    logits = widened(normalised.astype(x.dtype)) @ widened(w_head) * wide.dtype.type(scale)
+    logits = widened(normalised.astype(x.dtype)) @ widened(w_head, w_head_scales) * wide.dtype.type(scale)
     if softcap is not None:
         logits = logits.dtype.type(softcap) * np.tanh(logits / logits.dtype.type(softcap))
     order = np.argsort(-logits, axis=1, kind="stable")[:, : -(-top_k // 8) * 8]

@@ -58,7 +58,8 @@ class Head(Stateless):
     @property
     def w_head(self) -> Weight:
         """Matrix [hidden, vocabulary of a rank]; a logit is a row of normalised hidden states times a column."""
-        return Weight(f"{self.name}.w_head", (self._projection.weight(VOCABULARY_PARALLEL),))
+        tensors = (self._projection.weight(VOCABULARY_PARALLEL),)
+        return Weight(f"{self.name}.w_head", tensors, reader=("lm_head", "w_head"))
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -123,7 +124,7 @@ class Head(Stateless):
         Each has the repeat count `repeat`.
         """
         x = Value("x", (step.tokens, self.hidden), step.activations).take_last(rows)
-        w_head = self.w_head.value(step)
+        matrices = self.w_head.arguments("w_head", step)
         first_token = Value(f"{self.name}.first_token", (1, 1), INT32)
         draws = step.draws
         wanted = step.candidates if draws is None or draws.full_vocabulary else draws.candidates
@@ -132,7 +133,7 @@ class Head(Stateless):
             {
                 "x": x,
                 "norm_weight": self.norm.weight.value(step),
-                "w_head": w_head,
+                **matrices,
                 "eps": self.norm.eps,
                 "top_k": count_candidates(wanted, self.vocabulary, step.ranks),
                 "vocab_offset": first_token,
@@ -144,7 +145,7 @@ class Head(Stateless):
                 "scale": self.scale,
             },
             HEAD_RESULTS,
-            count_product_work(rows, w_head),
+            count_product_work(rows, matrices["w_head"]),
             rows,
             growth=Growth.sequences,
             repeat=repeat,

@@ -19,6 +19,7 @@ import nki.language as nl
 from nki_kernels.norms.hidden_spans import list_spans, load_normalised
 from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast, filled, load
+from nki_kernels.weights import choose_operand_dtype
 
 LEAST_ELEMENTS = 1024
 """Elements per partition of the smallest load of weights: 256 KiB in bfloat16."""
@@ -101,29 +102,29 @@ def write_padding(sums, padding, rows, chunks, columns):
 
 
 def project_piece(tiles, padding, rows, chunks, matrix, size):
-    """Multiply spread rows by a matrix [H, n] of HBM; return the sums in PSUM, [row * chunk, size] float32.
+    """Multiply spread rows by a WeightMatrix [H, n]; return the sums in PSUM, [row * chunk, size] float32.
 
     Partition t * chunks + c has columns c * size … of row t, and MISSING beyond column n. The matrix is read
-    once and cast to the rows' dtype.
+    once. Its scales, if any, are not applied, see `load_chunk_scales`.
 
     Args:
         tiles: one tile for each span, as `spread_rows` returns them.
         padding: what `make_padding_operands` returned; None if n is chunks * size.
         rows: T.
-        matrix: at most chunks * size columns.
+        matrix: WeightMatrix with at most chunks * size columns.
         size: columns of a chunk, at most a PSUM bank.
     """
-    hidden, columns = matrix.shape
+    hidden, columns = matrix.elements.shape
     spans = list_spans(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
     # A matmul brings the padding into PSUM, so that the search needs no further pass over the sums.
     begun = write_padding(sums, padding, rows, chunks, columns)
     for i in range(len(spans)):
         start, height, count = spans[i]
-        rows_of_span = matrix[start : start + height * count].reshape_dim(0, (height, count))
+        rows_of_span = matrix.elements[start : start + height * count].reshape_dim(0, (height, count))
         for first, last in divide_into_loads(count, columns):
-            weights = load(rows_of_span[:, first:last], matrix.dtype)
-            weights = cast(weights, tiles[i].dtype)
+            weights = load(rows_of_span[:, first:last], matrix.elements.dtype)
+            weights = cast(weights, choose_operand_dtype([matrix], tiles[i].dtype))
             for block in range(first, last):
                 for chunk in range(chunks):
                     end = min(columns, (chunk + 1) * size)
@@ -139,7 +140,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
 
 
 def project_rows(tiles, rows, chunks, matrix):
-    """Multiply rows by a matrix [H, n] of HBM, n up to 512: return [row, n] float32 in PSUM, one row on each partition.
+    """Multiply rows by a WeightMatrix [H, n], n up to 512: return [row, n] float32 in PSUM, one row on each partition.
 
     tiles: what `spread_rows` returned for `rows` rows and `chunks` chunks; they are read without their zeros.
     """
@@ -147,7 +148,33 @@ def project_rows(tiles, rows, chunks, matrix):
     for tile in tiles:
         width = tile.shape[2]
         views.append(tile[:, :, chunks - 1 : width : chunks])
-    return project_piece(views, None, rows, 1, matrix, matrix.shape[1])
+    return project_piece(views, None, rows, 1, matrix, matrix.elements.shape[1])
+
+
+def load_chunk_scales(scales, rows, chunks, size):
+    """Load the scales of a piece's columns: return [row * chunk, size] float32 in SBUF, or None without scales.
+
+    Partition t * chunks + c has the scales of columns c * size …, and 1 beyond the last column, which keeps padding.
+
+    Args:
+        scales: [1, n] @ HBM, n at most chunks * size; None for a plain matrix.
+        rows: T.
+        chunks: chunks of a row.
+        size: columns of a chunk.
+    """
+    if scales is None:
+        return None
+    columns = scales.shape[1]
+    tile = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.sbuf)
+    if columns < chunks * size:
+        nisa.memset(dst=tile, value=1.0, engine=nisa.engine.gpsimd)
+    for chunk in range(chunks):
+        end = min(columns, (chunk + 1) * size)
+        count = end - chunk * size
+        if count > 0:
+            repeated = scales[:, chunk * size : end].ap(pattern=[[0, rows], [1, count]])
+            nisa.dma_copy(dst=tile[chunk : rows * chunks : chunks, 0:count], src=repeated)
+    return tile
 
 
 def divide_into_loads(count, columns):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.spread_product import project_piece, project_rows
+from nki_kernels.projection.spread_product import load_chunk_scales, project_piece, project_rows
 from nki_kernels.sampling.top_k import (
     MERGED_CHUNKS,
     allocate_candidates,
@@ -20,6 +20,7 @@ from nki_kernels.sampling.top_k import (
     search,
 )
 from nki_kernels.tiles import BANK
+from nki_kernels.weights import select_columns
 
 CHUNK_COLUMNS = BANK
 """Columns of a chunk: what one matmul makes."""
@@ -45,10 +46,10 @@ def find_largest_logits(logits, operands, w_head, finish, first, end, keep):
     Args:
         operands: (result of `spread_rows`, result of `make_padding_operands`, chunks for which the rows are
             spread).
-        w_head: [H, V] @ HBM.
+        w_head: WeightMatrix [H, V].
         finish: (scale, softcap or None), applied to each product.
     """
-    tail = plan_tail(w_head.shape[0], end - first, keep)
+    tail = plan_tail(w_head.elements.shape[0], end - first, keep)
     spread_end = end
     for size in tail:
         spread_end -= size
@@ -59,12 +60,13 @@ def find_largest_logits(logits, operands, w_head, finish, first, end, keep):
     work = None
     first = spread_end
     for size in tail:
-        sums = project_rows(spread, rows, chunks, w_head[:, first : first + size])
+        matrix = select_columns(w_head, first, first + size)
+        sums = project_rows(spread, rows, chunks, matrix)
         candidates = allocate_candidates(rows, keep + size)
         nisa.iota(dst=candidates[1][:, keep : keep + size], pattern=[[1, size]], offset=first)
         merge(candidates, waiting, keep, work)
         scores = candidates[0][:, keep : keep + size]
-        copy_logits(scores, sums, finish)
+        copy_logits(scores, sums, finish, load_chunk_scales(matrix.scales, rows, 1, size))
         nisa.dma_copy(dst=logits[:, first : first + size], src=scores)
         # The logits are on their way to HBM while they are searched.
         work = nl.ndarray(candidates[0].shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -95,12 +97,14 @@ def search_pieces(logits, operands, w_head, finish, first, end, keep, delays):
         start, size = cuts[i]
         start += first
         at_once = i == len(cuts) - 1 and not delays
-        weights = w_head[:, start : min(end, start + chunks * size)]
+        weights = select_columns(w_head, start, min(end, start + chunks * size))
         sums = project_piece(spread, padding, rows, chunks, weights, size)
         candidates = allocate_candidates(rows, keep + MERGED_CHUNKS * keep)
         if waiting is not None and at_once:
             merge(candidates, waiting, keep)
-        scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, finish)
+        column_scales = load_chunk_scales(weights.scales, rows, chunks, size)
+        piece_logits = logits[:, start : start + weights.elements.shape[1]]
+        scores = finish_logits(piece_logits, sums, chunks, finish, column_scales)
         work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
         largest, indices = search(scores, work, keep)
         collected = collect(candidates, waiting is not None, start, largest, indices, size, keep)
@@ -110,20 +114,21 @@ def search_pieces(logits, operands, w_head, finish, first, end, keep, delays):
     return waiting
 
 
-def finish_logits(logits, sums, chunks, finish):
+def finish_logits(logits, sums, chunks, finish, column_scales):
     """Scale and cap the products of a piece, and store them to `logits` [T, n] @ HBM; return what is searched.
 
     A piece is a range of n columns, of which each row has `chunks` chunks of neighbouring columns. Returned
-    are `sums`, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF: so the search need
+    are `sums`, in PSUM, if they are the logits already, else the scores in SBUF: so the search need
     not wait for the store. Both are [row * chunk, column]. A cap lifts padding to minus the cap, where equal
     logits come first: their columns are lower.
 
     Args:
         sums: products [row * chunk, column] in PSUM; columns from n on are padding.
         finish: (scale, softcap or None).
+        column_scales: what `load_chunk_scales` returned.
     """
     scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    copy_logits(scores, sums, finish)
+    copy_logits(scores, sums, finish, column_scales)
     lanes, size = sums.shape
     columns = logits.shape[1]
     if columns == chunks * size:
@@ -134,16 +139,24 @@ def finish_logits(logits, sums, chunks, finish):
             if chunk * size < end:
                 source = scores[chunk:lanes:chunks, 0 : end - chunk * size]
                 nisa.dma_copy(dst=logits[:, chunk * size : end], src=source)
-    return sums if finish[1] is None and finish[0] == 1.0 else scores
+    is_finished = finish[1] is None and finish[0] == 1.0 and column_scales is None
+    return sums if is_finished else scores
 
 
-def copy_logits(scores, sums, finish):
+def copy_logits(scores, sums, finish, column_scales):
     """Copy products `sums` from PSUM to `scores` in SBUF, scaled, and capped if the softcap is not None.
 
-    finish: (scale, softcap or None).
+    finish: (scale, softcap or None). column_scales: float32 tile in SBUF that multiplies the sums, or None.
     """
     scale, softcap = finish
-    if softcap is None:
+    if column_scales is not None:
+        nisa.scalar_tensor_tensor(
+            dst=scores, data=sums, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=column_scales
+        )
+        if softcap is not None:
+            nisa.activation(dst=scores, op=nl.tanh, data=scores, scale=1.0 / softcap)
+            nisa.activation(dst=scores, op=nl.copy, data=scores, scale=softcap)
+    elif softcap is None:
         nisa.activation(dst=scores, op=nl.copy, data=sums, scale=scale)
     else:
         bounded = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)

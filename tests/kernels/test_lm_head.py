@@ -18,6 +18,8 @@ from tests.kernels.accuracy import (
     compare_all,
     find_faults,
     in_float64,
+    in_order,
+    named,
     normal,
     run,
     whole_numbers,
@@ -35,6 +37,7 @@ from tests.kernels.case import (
     together,
     vary,
 )
+from tests.kernels.test_feed_forward import FP8, INT8, quantise
 
 
 def arguments(
@@ -68,7 +71,8 @@ def ordered(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs
     logits, values, ids = outputs
     if inputs[0].dtype == BF16 and inputs[9] is None:
         # The normalised rows are stored in bfloat16 before the product, as numpy would store them.
-        stored = kernels.rmsnorm_reference(*inputs[:2], inputs[3]).astype(F32) @ inputs[2].astype(F32)
+        weight = inputs[2].astype(F32) * (1 if inputs[12] is None else inputs[12])
+        stored = kernels.rmsnorm_reference(*inputs[:2], inputs[3]).astype(F32) @ weight
         compare(logits, reference(*map(in_float64, inputs))[0], stored)
     else:
         compare_all([logits], lambda *operands: reference(*operands)[:1], inputs)
@@ -141,6 +145,60 @@ class TestLmHead(KernelTests):
         ],
         tolerance=ordered,
     )
+
+
+def scaled(
+    rows: int = 2,
+    hidden: int = 24,
+    columns: int = 40,
+    top_k: int = 8,
+    dtype: Any = BF16,
+    first_id: int = 0,
+    elements: Any = FP8,
+) -> tuple[Any, ...]:
+    """Return arguments whose w_head has elements of 8 bits and a scale for each column."""
+    inputs = named(kernels.lm_head, arguments(rows, hidden, columns, top_k, dtype, first_id=first_id))
+    inputs["w_head"], inputs["w_head_scales"] = quantise(inputs["w_head"].astype(F32), elements)
+    return in_order(kernels.lm_head, **inputs)
+
+
+class TestScaledLmHead(KernelTests):
+    """Weights of 8 bits with a scale for each column, searched in chunks and as rows, with padding."""
+
+    case = KernelCase(
+        kernels.lm_head,
+        scaled,
+        values=[
+            *vary(rows=[1, 3, 33, 65, 128], hidden=172, columns=[600, 1001], elements=[FP8, INT8]),
+            *vary(rows=3, hidden=172, columns=1001, dtype=[*DTYPES], softcap=[None, 2.0], scale=[1.0, 3.0]),
+            *vary(hidden=40, columns=[*ODD_SIZES], top_k=1),
+        ],
+        every_chip=vary(columns=[769, 1153], rows=[1, 33], hidden=768, first_id=5),
+        refusals=[
+            refuse(
+                "w_head_scales is float32 [1, 40], one for each column of w_head, not float32 (40, 1)",
+                w_head_scales=lambda scales: scales.T,
+            )
+        ],
+        fits=slow(dict(rows=128, hidden=8192, columns=32768, top_k=512)),
+        tolerance=ordered,
+    )
+
+
+def test_two_cores_and_ranks_find_the_largest_scaled_logits() -> None:
+    """Whole numbers and scales that are powers of two keep sums exact."""
+    x, norm, weight, _, top_k, first = whole_number_arguments(3, 256, 1400, 16)
+    scales = np.exp2(np.random.default_rng(2).integers(-3, 3, (1, 1400))).astype(F32)
+    expected = largest(x @ weight * scales, top_k)
+    elements = weight.astype(INT8)
+    halves = [
+        ((x, norm, elements[:, half], 0.0, top_k, first + half.start, ReplicaGroup([[0, 1]]), 2), half)
+        for half in (slice(0, 700), slice(700, 1400))
+    ]
+    launches = [(operands, {"w_head_scales": scales[:, half]}) for operands, half in halves]
+    for cores in (1, 2):
+        for _, values, ids in simulate.World("trn2", 2, cores).launch(kernels.lm_head, launches).outputs:
+            assert np.array_equal(values, expected[0]) and np.array_equal(ids, expected[1])
 
 
 def whole_number_arguments(

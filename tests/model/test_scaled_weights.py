@@ -237,15 +237,18 @@ def packed(elements: np.ndarray) -> np.ndarray:
 
 
 def quantised(
-    tensors: dict[str, np.ndarray], scheme: str, plain_dtype: np.dtype, scale_dtype: np.dtype
+    tensors: dict[str, np.ndarray],
+    scheme: str,
+    plain_dtype: np.dtype,
+    scale_dtype: np.dtype,
+    endings: tuple[str, ...],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return tensors with projections in eight bits, and the numbers that they stand for."""
+    """Return tensors, those with names with some endings in eight bits, and the numbers that they stand for."""
     _, block, suffix = SCHEMES[scheme]
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
     for name, tensor in tensors.items():
-        projects = name.endswith(PROJECTIONS)
-        if not projects or tensor.ndim != 2:
+        if not name.endswith(endings) or tensor.ndim != 2:
             kept = tensor.astype(np.float32 if name.endswith("e_score_correction_bias") else plain_dtype)
             stored[name] = plain[name] = kept
             continue
@@ -282,10 +285,14 @@ def write(
 
 
 def quantise(
-    folder: Path, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
+    folder: Path,
+    scheme: str = "blocks",
+    scale_dtype: np.dtype = FLOAT32,
+    endings: tuple[str, ...] = PROJECTIONS,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Replace a folder's weights by quantised ones; return its tensors and the numbers they stand for."""
-    stored, plain = quantised(safetensors.numpy.load_file(folder / FILE), scheme, BFLOAT16, scale_dtype)
+    tensors = safetensors.numpy.load_file(folder / FILE)
+    stored, plain = quantised(tensors, scheme, BFLOAT16, scale_dtype, endings)
     save(folder, stored)
     configure(folder, dtype="bfloat16", quantization_config=SCHEMES[scheme][0])
     return stored, plain
@@ -481,6 +488,23 @@ def test_projections_compute_with_the_weights_as_they_are_stored(
         layers = {name.rpartition(".mlp.")[0] for name in rank.arrays if ".mlp." in name}
         matrices = ("attention.w_qkv", "attention.w_o", *(f"mlp.w_{matrix}" for matrix in MATRICES))
         assert names == {f"{layer}.{matrix}" for layer in layers for matrix in matrices}
+    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
+    assert main(["generate", *arguments, "--dtype", "bfloat16"]) == 0
+    assert "4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_head_of_eight_bits_finds_the_tokens_of_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: str
+) -> None:
+    fields = {**COMMON, **TINY["llama with biases"][1], "vocab_size": 301, "tie_word_embeddings": False}
+    random_model("Llama", fields, 6).save_pretrained(tmp_path)
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    quantise(tmp_path, "int-quantized", endings=("lm_head.weight",))
+    config = load_config(tmp_path)
+    for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks), dtype="bfloat16"):
+        assert {name for name, array in rank.arrays.items() if array.dtype == INT8} == {"head.w_head"}
     arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
     assert main(["generate", *arguments, "--dtype", "bfloat16"]) == 0
     assert "4 of 4" in capsys.readouterr().out
