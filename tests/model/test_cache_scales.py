@@ -58,8 +58,8 @@ def test_scales_of_a_checkpoint_are_converted(
     model = write_scaled(tmp_path / "m", {rename(key): scale for key, scale in list_scales().items()})
     scales = model.choose_cache_scales(name, None).by_array
     expected = zip(("keys", "values") * 2, (0, 0, 1, 1), (0.01, 0.02, 0.03, 0.04))
-    for kind, layer, scale in expected:
-        np.testing.assert_allclose(scales[f"layers.{layer}.attention.{kind}"], [scale * factor], rtol=1e-6)
+    for array, layer, scale in expected:
+        np.testing.assert_allclose(scales[f"layers.{layer}.attention.{array}"], [scale * factor], rtol=1e-6)
     assert not model.choose_cache_scales("fp8_e5m2", None).by_array
 
 
