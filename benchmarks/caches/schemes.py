@@ -59,8 +59,10 @@ class LatentBasis:
         count, positions = keys.shape[1], self.positions
         cos, sin = rope.compute_tables(positions.rope, positions.width, positions.limit, first + count)
         cos, sin = cos[first:], sign * sin[first:]
-        one, other = np.split(keys, 2, axis=-1)
-        return np.concatenate([one * cos - other * sin, other * cos + one * sin], axis=-1)
+        first_half, second_half = np.split(keys, 2, axis=-1)
+        return np.concatenate(
+            [first_half * cos - second_half * sin, second_half * cos + first_half * sin], axis=-1
+        )
 
 
 def quantise_latents(bits: int, bases: dict[str, LatentBasis]) -> Store:

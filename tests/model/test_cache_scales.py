@@ -38,8 +38,8 @@ def write_scaled(folder: Path, scales: dict[str, np.ndarray], **changes: object)
     return LoadedModel.open(folder)
 
 
-def list_scales(value: float = 0.01) -> dict[str, np.ndarray]:
-    return {name: np.float32([value * (index + 1)]) for index, name in enumerate(NAMES)}
+def list_scales(smallest: float = 0.01) -> dict[str, np.ndarray]:
+    return {name: np.float32([smallest * (index + 1)]) for index, name in enumerate(NAMES)}
 
 
 @pytest.mark.parametrize(("name", "factor"), [("fp8", 2.0), ("fp8_e4m3", 2.0), ("int8", 448 / 127)])
