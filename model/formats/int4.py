@@ -23,6 +23,7 @@ import numpy as np
 
 from model.errors import ModelError
 from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
+from model.formats.scaled import check_scales, check_shape, take_input_scale
 
 ZEROS = "zeros"
 """Name of the stored tensor of zero points."""
@@ -160,19 +161,20 @@ class Int4(Format):
             )
         specs = self.describe_tensors(shape)
         packed = _pop(tensors, packed_name, (rows, -(-columns // 8)), (np.dtype(np.int32),), shape)
-        tensors.pop(f"{name}_shape", None)
+        check_shape(name, tensors, shape)
         stored: dict[str, np.ndarray] = {
             ELEMENTS: np.ascontiguousarray(packed).view(_BYTE)[:, : specs[ELEMENTS].shape[1]],
             SCALES: _pop(tensors, f"{name}_scale", specs[SCALES].shape, _SCALE_DTYPES, shape).astype(
                 _FLOAT32
             ),
         }
-        check_scales(f"{name}_scale", stored[SCALES])
+        check_scales(f"{name}_scale", stored[SCALES], name)
         if not self.symmetric:
             groups = specs[ZEROS].shape[1]
             zeros = _pop(tensors, f"{name}_zero_point", (-(-rows // 8), groups), (np.dtype(np.int32),), shape)
             stored[ZEROS] = unpack_words(zeros.T)[:, :rows].T
-        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
+        input_scale = take_input_scale(name, tensors)
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype, input_scale)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return (nibble - zero) * scale of each element, float32 [out, in]; `in` is rounded up to an even number."""
@@ -228,15 +230,6 @@ def unpack_words(words: np.ndarray) -> np.ndarray:
     result = np.empty((len(pairs), 2 * pairs.shape[1]), _BYTE)
     result[:, 0::2], result[:, 1::2] = pairs & 15, pairs >> 4
     return result
-
-
-def check_scales(name: str, scales: np.ndarray) -> None:
-    """Raise ModelError if one of the scales in the tensor `name` is not a finite number above 0."""
-    wrong = scales[~(np.isfinite(scales) & (scales > 0))]
-    if wrong.size:
-        raise ModelError(
-            f"{name} contains {wrong[0]}; scales are finite and above 0: quantise the weight again"
-        )
 
 
 def _pop(

@@ -273,6 +273,13 @@ class OffsetBytes:
         return {**stored, ELEMENTS: (stored[ELEMENTS] ^ np.uint8(128)).view(INT8)}
 
 
+def check_shape(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape) -> None:
+    """Remove `<name>_shape` from `tensors`, if it is there; raise ModelError if it differs from a weight's shape."""
+    listed = tuple(tensors.pop(f"{name}_shape", np.array(shape)).reshape(-1).tolist())
+    if listed != shape:
+        raise ModelError(f"{name}_shape contains {listed!r:.40}; config.json asks for {shape}")
+
+
 def take_bytes(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape) -> np.ndarray:
     """Remove `<name>_packed` and `<name>_shape` from `tensors` and return the elements' bytes, uint8 [out, in], a view.
 
@@ -281,15 +288,12 @@ def take_bytes(name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape
     Raises:
         ModelError: The tensor is not int32 with a quarter of the columns, rounded up, or `<name>_shape` differs.
     """
-    packed_name, shape_name = f"{name}_packed", f"{name}_shape"
+    packed_name = f"{name}_packed"
     packed, expected = tensors[packed_name], (shape[0], -(-shape[1] // 4))
     if packed.dtype != np.int32 or packed.shape != expected:
         raise ModelError(
             f"{packed_name} is {packed.dtype} {packed.shape}; int8 elements {shape} are packed as int32 {expected}"
         )
-    listed = tuple(tensors.get(shape_name, np.array(shape)).reshape(-1).tolist())
-    if listed != shape:
-        raise ModelError(f"{shape_name} contains {listed!r:.40}; config.json asks for {shape}")
+    check_shape(name, tensors, shape)
     tensors.pop(packed_name)
-    tensors.pop(shape_name, None)
     return np.ascontiguousarray(packed).view(BYTE)[:, : shape[1]]

@@ -327,3 +327,62 @@ def test_blocks_that_do_not_fit_are_refused(tmp_path: Path, storage: str) -> Non
         UserWarning, match=re.escape(f"Weights in {storage[:5].upper()} are widened to 16 bits")
     ):
         check_numbers(folder, numbers)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_packed_nibbles_that_do_not_fit_are_refused(tmp_path: Path, group_size: int) -> None:
+    """The tensors have groups of 32; a config with groups of 64 is one of the faults."""
+    folder = tmp_path / "m"
+    tensors, numbers = write_container(folder, describe("pack-quantized", INT4), draw_int4)
+    check_numbers(folder, numbers, 2.0**-23)
+    if group_size == 64:
+        groups = describe("pack-quantized", INT4 | {"group_size": 64})["config_groups"]
+        configure(folder, config_groups=groups)
+        name = f"{ATTENTION}.q_proj.weight"
+        assert refuse(folder) == (
+            f"{name}_scale is float32 (64, 2); a weight (64, 64) of 4 bits has float32 or float16 or bfloat16 (64, 1)"
+        )
+        return
+    name = f"{UP}.weight"
+    packed, scales, zeros = (tensors[f"{name}_{tensor}"] for tensor in ("packed", "scale", "zero_point"))
+    wrong = {number: scales.copy() for number in (0.0, -1.0, np.inf, np.nan)}
+    for number, array in wrong.items():
+        array[3, 1] = number
+    for change, message in (
+        (
+            {f"{name}_packed": packed[:, :-1]},
+            f"{name}_packed is int32 (128, 7); a weight (128, 64) of 4 bits has int32",
+        ),
+        (
+            {f"{name}_packed": packed.astype(np.int64)},
+            f"{name}_packed is int64 (128, 8); a weight (128, 64) of 4 bits",
+        ),
+        (
+            {f"{name}_scale": scales.T},
+            f"{name}_scale is float32 (2, 128); a weight (128, 64) of 4 bits has float32",
+        ),
+        (
+            {f"{name}_scale": scales.astype(np.int32)},
+            f"{name}_scale is int32 (128, 2); a weight (128, 64) of 4 bits",
+        ),
+        (
+            {f"{name}_zero_point": zeros[:-1]},
+            f"{name}_zero_point is int32 (15, 2); a weight (128, 64) of 4 bits has",
+        ),
+        (
+            {f"{name}_shape": np.array([64, 128])},
+            f"{name}_shape contains (64, 128); config.json asks for (128, 64)",
+        ),
+        *(
+            (
+                {f"{name}_scale": array},
+                f"{name}_scale contains {number}; scales are finite and above 0: quantise",
+            )
+            for number, array in wrong.items()
+        ),
+    ):
+        save(folder, tensors | change)
+        assert refuse(folder).startswith(message)
+    for tensor in ("scale", "zero_point"):
+        save(folder, {key: array for key, array in tensors.items() if key != f"{name}_{tensor}"})
+        assert refuse(folder) == f"tensor {name}_{tensor} of a weight (128, 64) of 4 bits is missing"
