@@ -152,7 +152,7 @@ def experts_decode(
     passes = plan_choice_passes(routing, count) if few else plan_expert_passes(routing, count)
     layer = create_layer(experts, activation, tokens, n.dtype, 1 if few else tokens)
     # The sum over chunks and experts stays in float32, so no expert adds a rounding of its own.
-    if w_down_scales is None and (w_down_block_scales is None or layer.widens):
+    if w_down_scales is None and w_down_block_scales is None:
         total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
         run_passes(total, transposed, layer, passes)
     else:

@@ -57,7 +57,6 @@ import numpy as np
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.arguments import Routing, check_arguments, create_expert_weights, experts_reference
 from nki_kernels.experts.block_layout import count_blocks, has_loop, plan_blocks
-from nki_kernels.experts.block_scales import MOST_SCALED_ROWS
 from nki_kernels.experts.row_assignment import (
     assign_rows,
     index_static_experts,
@@ -150,7 +149,7 @@ def experts_prefill(
     # Rows of a token lie in blocks of different experts: through HBM a gather brings them together.
     results = nl.ndarray((rows, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results")
     # Rows of prompts are many: block scales multiply the elements as they are loaded.
-    layer = create_layer(experts, activation, layout.rows, n.dtype, MOST_SCALED_ROWS + 1)
+    layer = create_layer(experts, activation, layout.rows, n.dtype, None)
 
     # The first weights are loaded before any token's row is known, if their expert is.
     chunk = load_chunk(layer, ExpertIndex(0, None), 0) if layout.reserved > 0 else None

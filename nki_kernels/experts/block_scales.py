@@ -2,10 +2,20 @@
 
     sums[n, r] = sum over K blocks b of scales[b, n // 128] * (sum over k in block b of x[r, k] * elements[k, n])
 
-A matmul contracts one K block, so its sums share one scale for each block of columns. For few rows each matmul writes
-sums of its own to PSUM. The Vector engine multiplies the sums of many blocks by their scales in one instruction, and
-another one adds them over the K blocks. That takes two elements for each row and pair of blocks, where widening takes
-128: it is exact up to float32. More rows take widened weights: elements times scales, rounded to the rows' dtype.
+A matmul contracts one K block, so its sums share one scale for each block of columns. There are three ways:
+
+    rows            a pair of blocks takes                  rounded beside float32
+    up to 8         2 elements for each row: its sums are   nothing
+                    multiplied by their scale as they
+                    leave PSUM, and added
+    9 to 128        1 element for each row: a copy of the   each copy to the rows' dtype
+                    rows is multiplied by the scale before
+                    the product, which PSUM adds
+    prompts         128 elements: the weight is multiplied  each widened element to the rows' dtype
+                    by the scale as it is loaded
+
+One element is one of each partition on the Vector engine, 1.04 ns. Reading a pair of blocks takes 46 ns on trn2 at 358
+GB/s, in bfloat16 92 ns.
 
 Scales are in SBUF as [partition, K block, column block], the same on every partition.
 """
@@ -19,8 +29,11 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 from nki_kernels.weights import convert, is_plain, view_expert
 
-MOST_SCALED_ROWS = 64
-"""Most rows whose sums are multiplied by scales; from there on widening takes fewer elements of the Vector engine."""
+MOST_SCALED_SUMS = 8
+"""Most rows whose sums are multiplied by scales."""
+
+GPSIMD_SHARE = 3
+"""GpSimd makes one of so many copies of rows, the Vector engine the others."""
 
 
 def load_block_scales(stack, expert):
@@ -106,6 +119,60 @@ def widen(dst, raw, stack, scales, k_blocks, column_blocks):
         factor = factors[:, :, full : full + 1].broadcast(2, width - full * PARTITIONS)
         columns = slice(full * PARTITIONS, width)
         nisa.tensor_tensor(dst=dst[:, :, columns], data1=raw[:, :, columns], data2=factor, op=nl.multiply)
+
+
+def copy_scaled_rows(x, scales, k_heights, index):
+    """Return rows times scales, a copy for each block of columns: [k in block, K block, column block, row] @ SBUF.
+
+    Args:
+        x: SBUF tile [k in block, K block, row], whose dtype the copies have.
+        scales: float32 [128, K block, column block] in SBUF, of the same K blocks.
+        k_heights: number of partitions of each K block; all but the last are equal.
+        index: number of the copies among those that are made one after the other: GpSimd makes one of GPSIMD_SHARE.
+    """
+    # On gen2 GpSimd and the Vector engine wait for each other at their port.
+    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    engine = nisa.engine.gpsimd if index % GPSIMD_SHARE == 1 and not gen2 else nisa.engine.vector
+    count, columns, rows = len(k_heights), scales.shape[2], x.shape[2]
+    copies = nl.ndarray((k_heights[0], count, columns, rows), dtype=x.dtype, buffer=nl.sbuf)
+    # Partitions behind a short last block are undefined, so that block is copied apart.
+    full = count if k_heights[count - 1] == k_heights[0] else count - 1
+    for first, end in ((0, full), (full, count)):
+        if end > first:
+            height = k_heights[first]
+            source = x[0:height, first:end, :].expand_dim(2).broadcast(2, columns)
+            factor = scales[0:height, first:end, :].expand_dim(3).broadcast(3, rows)
+            nisa.tensor_tensor(
+                dst=copies[0:height, first:end, :, :],
+                data1=source,
+                data2=factor,
+                op=nl.multiply,
+                engine=engine,
+            )
+    return copies
+
+
+def accumulate_scaled_rows(bank, copies, tile, k_heights, first_column, accumulate):
+    """Add the product of scaled rows and some K blocks of a weight to a PSUM bank.
+
+    Args:
+        bank: float32 [n in block, column block, row].
+        copies: result of `copy_scaled_rows`.
+        tile: elements [k in block, K block, column] in SBUF.
+        k_heights: number of partitions of each K block.
+        first_column: column of the tile that is column 0 of the bank.
+        accumulate: whether the bank has sums already; else they are overwritten.
+    """
+    height = bank.shape[0]
+    for k in range(len(k_heights)):  # k: K block
+        for n in range(bank.shape[1]):  # n: block of columns
+            start = first_column + n * PARTITIONS
+            nisa.nc_matmul(
+                dst=bank[:, n, :],
+                stationary=tile[0 : k_heights[k], k, start : start + height],
+                moving=copies[0 : k_heights[k], k, n, :],
+                accumulate=accumulate or k > 0,
+            )
 
 
 def add_block_products(sums, x, tile, k_heights, scales, begun):

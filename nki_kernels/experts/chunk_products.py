@@ -14,7 +14,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
-from nki_kernels.experts.block_scales import add_block_products
+from nki_kernels.experts.block_scales import (
+    MOST_SCALED_SUMS,
+    accumulate_scaled_rows,
+    add_block_products,
+    copy_scaled_rows,
+)
 from nki_kernels.experts.column_lines import ColumnFactors
 from nki_kernels.experts.weight_chunks import WeightChunk, take_tile
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, count_block_partitions, ranges
@@ -80,24 +85,38 @@ def multiply_gate_and_up(x, chunk, group, hidden, layer):
 
 
 def multiply_block_columns(x, columns, first, end, hidden, layer):
-    """Return what `multiply_columns` returns, for columns with block scales and x in blocks: float32 @ SBUF."""
-    width = columns.end - columns.first
-    sums = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.sbuf)
+    """Return what `multiply_columns` returns, for columns with block scales and x in blocks.
+
+    Sums of up to MOST_SCALED_SUMS rows are in SBUF, others in PSUM.
+    """
+    width, rows = columns.end - columns.first, x.shape[2]
+    copies_rows = rows > MOST_SCALED_SUMS
+    shape = (min(PARTITIONS, width), end - first, rows)
+    sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum if copies_rows else nl.sbuf)
     for p in range(len(columns.pieces)):
         tile = take_tile(layer, columns, columns.pieces[p])
         k_first, k_end = columns.pieces[p].first_block, columns.pieces[p].end_block
         k_heights = []
         for k in range(k_first, k_end):  # k: block of H
             k_heights.append(count_block_partitions(hidden, k, False))
+        scales = columns.block_scales[:, k_first:k_end, first:end]
+        copies = None
+        if copies_rows:
+            copies = copy_scaled_rows(x[:, k_first:k_end, :], scales, k_heights, p)
         for start, stop, height in split_by_height(width, first, end):
-            add_block_products(
-                sums[0:height, start - first : stop - first, :],
-                x[:, k_first:k_end, :],
-                tile[:, :, start * PARTITIONS : min(width, stop * PARTITIONS)],
-                k_heights,
-                columns.block_scales[:, k_first:k_end, start:stop],
-                p > 0,
-            )
+            target = sums[0:height, start - first : stop - first, :]
+            if copies_rows:
+                blocks_copies = copies[:, :, start - first : stop - first, :]
+                accumulate_scaled_rows(target, blocks_copies, tile, k_heights, start * PARTITIONS, p > 0)
+            else:
+                add_block_products(
+                    target,
+                    x[:, k_first:k_end, :],
+                    tile[:, :, start * PARTITIONS : min(width, stop * PARTITIONS)],
+                    k_heights,
+                    scales[:, :, start - first : stop - first],
+                    p > 0,
+                )
     return sums
 
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.experts.block_scales import add_block_products
+from nki_kernels.experts.block_scales import (
+    MOST_SCALED_SUMS,
+    accumulate_scaled_rows,
+    add_block_products,
+    copy_scaled_rows,
+)
 from nki_kernels.experts.chunk_products import GatedChunk, split_by_height
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, ranges
 
@@ -41,7 +46,9 @@ class ScaledDown(nl.NKIObject):
 
 def add_pending_down(pending):
     """Add the down product of a `ScaledDown`, times its scales, to its sums."""
-    if pending.scales is None:
+    if pending.scales is None and pending.total.shape[2] > MOST_SCALED_SUMS:
+        add_down_of_scaled_rows(pending)
+    elif pending.scales is None:
         add_block_scaled_down(pending)
     else:
         add_column_scaled_down(pending)
@@ -62,6 +69,34 @@ def add_block_scaled_down(pending):
                 scales[:, k : k + 1, start:stop],
                 True,
             )
+
+
+def add_down_of_scaled_rows(pending):
+    """Add the down product of a `ScaledDown` with block scales to its sums, from scaled copies of the intermediate."""
+    gated, total, hidden = pending.gated, pending.total, pending.hidden
+    down, scales = gated.weights.down, gated.weights.down_scales
+    k_heights = []
+    for tile in down:
+        k_heights.append(tile.shape[0])
+    per_bank = max(1, BANK // total.shape[2])
+    for start, stop, height in split_by_height(hidden, 0, blocks(hidden)):
+        panels = ranges(start, stop, per_bank)
+        for n in range(len(panels)):  # n: blocks of H whose sums share a bank
+            first, end = panels[n]
+            copies = copy_scaled_rows(gated.intermediate, scales[:, :, first:end], k_heights, n)
+            shape = (height, end - first, total.shape[2])
+            bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+            for k in range(len(down)):  # k: block of F
+                accumulate_scaled_rows(
+                    bank,
+                    copies[:, k : k + 1, :, :],
+                    down[k].expand_dim(1),
+                    k_heights[k : k + 1],
+                    first * PARTITIONS,
+                    k > 0,
+                )
+            target = total[0:height, first:end, :]
+            nisa.tensor_tensor(dst=target, data1=target, data2=bank, op=nl.add)
 
 
 def add_column_scaled_down(pending):

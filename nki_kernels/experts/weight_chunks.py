@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.arguments import ExpertWeights
-from nki_kernels.experts.block_scales import MOST_SCALED_ROWS, load_block_scales, load_expert_blocks
+from nki_kernels.experts.block_scales import load_block_scales, load_expert_blocks
 from nki_kernels.experts.column_lines import ColumnLines, load_lines
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, ranges
@@ -117,22 +117,22 @@ class WeightChunk(nl.NKIObject):
 def create_layer(weights, activation, rows, dtype, block_rows):
     """Return the record that all chunks share, for products with up to `rows` rows of a dtype.
 
-    block_rows: rows of a product, by which the way of taking block scales is chosen (`block_scales`). weights:
-    `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
+    block_rows: rows of a product with weights that have scales; None if block scales multiply elements as they are
+    loaded. weights: `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
     """
     ones = None
     if not has_gate_scales(weights) and (weights.b_gate is not None or activation == "swigluoai"):
         # Ones are the moving operand for `rows` rows, and the stationary one of a block of 128 columns.
         ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
     in_runs = weights.w_gate.block_scales is None and weights.w_up.block_scales is None
-    widens = block_rows > MOST_SCALED_ROWS
+    widens = block_rows is None
     gate_dtype = (
         dtype if widens and not in_runs else choose_operand_dtype([weights.w_gate, weights.w_up], dtype)
     )
     widens_down = widens and weights.w_down.block_scales is not None
     down_dtype = dtype if widens_down else choose_operand_dtype([weights.w_down], dtype)
     # Longer rows of gate and up take fewer descriptors.
-    streams = block_rows <= MOST_SCALED_ROWS and has_gate_scales(weights)
+    streams = block_rows is not None and has_gate_scales(weights)
     if streams:
         chunks = split_into_streams(weights.w_down, down_dtype, block_rows)
     else:

@@ -318,12 +318,16 @@ BLOCK_REFUSALS = [
 
 
 class TestBlockScaledExpertsDecode(KernelTests):
-    """A scale for each 128 rows and columns; more than 64 rows take widened weights."""
+    """A scale for each 128 rows and columns; it multiplies sums of up to 8 rows, and copies of more rows."""
 
     case = KernelCase(
         kernels.experts_decode,
         partial(quantised, kernels.experts_decode, blocks=True),
-        values=[*BLOCK_VALUES, *vary(tokens=[64, 65, 128], hidden=136, inner=140)],
+        values=[*(row for row in BLOCK_VALUES if row["tokens"] < 9), dict(tokens=8, hidden=300, inner=140)],
+        every_chip=[
+            *(row for row in BLOCK_VALUES if row["tokens"] >= 9),
+            *vary(tokens=[9, 128], hidden=300, inner=140),
+        ],
         refusals=BLOCK_REFUSALS,
     )
 
