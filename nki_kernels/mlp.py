@@ -109,7 +109,13 @@ from nki_kernels.projection.feed_forward import (
 )
 from nki_kernels.projection.few_rows import takes_runs
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
-from nki_kernels.projection.grouped_product import multiply_in_groups, plan_groups
+from nki_kernels.projection.grouped_gate import (
+    accumulate_group_unit,
+    finish_group_unit,
+    load_group_piece,
+    plan_gate_groups,
+)
+from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups, plan_groups
 from nki_kernels.projection.quantised_rows import create_row_quantiser, quantise_rows_reference
 from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk, keeps_scales
 from nki_kernels.projection.row_groups import (
@@ -184,9 +190,10 @@ def mlp(
         (w_gate_zeros, w_up_zeros, w_down_zeros),
         nibble_dtype,
     )
+    columns = x.shape[len(x.shape) - 1]
     weights = Weights(
-        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, x.shape[1], w_gate_zeros, nibble_dtype)),
-        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, x.shape[1], w_up_zeros, nibble_dtype)),
+        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, columns, w_gate_zeros, nibble_dtype)),
+        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, columns, w_up_zeros, nibble_dtype)),
         wrap_matrix(
             w_down, w_down_scales, describe_nibbles(w_down, w_up.shape[1], w_down_zeros, nibble_dtype)
         ),
@@ -217,6 +224,8 @@ def mlp(
     )
     in_runs = few_rows and weights.w_up.nibbles is None
     gated = build_gated_product(weights, core.inner_columns, function, in_runs)
+    if few_rows:
+        gated.layout = plan_gate_groups(gated.weights, x.shape[0], gated.biases)
     row_norm, bias = None, None
     resident_bytes = 0
     if norm_weight is not None and not few_rows:
@@ -291,6 +300,10 @@ def run_row_groups(ffn, groups):
     rank sum.
     """
     gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
+    first_piece, down_pieces = None, []
+    if gated.layout is not None:
+        # The Vector engine unpacks the first weights while x arrives.
+        first_piece = load_group_piece(gated, 0, ffn.dtype)
     buffers = prepare_rows(ffn, groups)
     if ffn.groups is None:
         down.load_scales(min(ranks * groups[0].rows, count_tile_rows(ranks)))
@@ -321,7 +334,16 @@ def run_row_groups(ffn, groups):
                     prefetch.normalise_until(u, ffn.norm)
                 if pending is not None:
                     pending.advance()
-                compute_unit(gated, intermediate, x, units[u], prefetch.select_loads(u))
+                if gated.layout is None:
+                    compute_unit(gated, intermediate, x, units[u], prefetch.select_loads(u))
+                else:
+                    unit = accumulate_group_unit(gated, buffers.transposed, units[u], first_piece)
+                    first_piece = None
+                    if ffn.groups is not None and u + 1 == len(units):
+                        down_pieces = [
+                            list_pieces(down, ffn.groups)[0].load(intermediate.shape[0], ffn.dtype)
+                        ]
+                    finish_group_unit(gated, unit, intermediate)
             issued = due
             if pending is not None:
                 intermediates = finish_quantisation(ffn, pending, pending_tile)
@@ -338,7 +360,7 @@ def run_row_groups(ffn, groups):
                 # The steps follow the chunk, so that no engine reads its sums after them.
                 prefetch.prepare_until(n + 1, len(chunks))
         if ffn.groups is not None and len(chunks) > 0:
-            multiply_in_groups(down, ffn.grouped, intermediates, ffn.groups)
+            multiply_in_groups(down, ffn.grouped, intermediates, ffn.groups, down_pieces)
         # Where chunks are fewer than row tiles, the remaining ones are transposed here: the next step reads them all.
         prefetch.transpose_next(len(prefetch.tiles), buffers)
         intermediates = [intermediate]
@@ -357,11 +379,11 @@ def check_arguments(x, weights, norm):
     """
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
-    hidden_rows, inner_rows = x.shape[1], w_up.shape[1]
-    if weights.w_up.nibbles is not None:
-        hidden_rows, inner_rows = weights.w_up.nibbles.count_packed(), weights.w_down.nibbles.count_packed()
     hidden = x.shape[1]
     inner = w_up.shape[1]
+    hidden_rows, inner_rows = hidden, inner
+    if weights.w_up.nibbles is not None:
+        hidden_rows, inner_rows = weights.w_up.nibbles.count_packed(), weights.w_down.nibbles.count_packed()
     norm.check(hidden)
     wide_rows = norm.bias is not None or weights.b_down is not None or norm.offset != 0.0
     expect_hidden(

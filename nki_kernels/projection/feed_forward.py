@@ -299,7 +299,7 @@ def prepare_rows(ffn, groups):
     """Return RowBuffers whose `transposed` has the normalised rows of the first group; load the scales of gate and up.
 
     Few rows come from `load_few_rows`, are one group, and have no row tiles. For a down product in groups
-    of columns, rows of zeros follow up to the width of a group.
+    of columns, or a gate and up product in groups, rows of zeros follow up to the width of a group.
     """
     if not ffn.few_rows:
         height = count_tile_rows(ffn.ranks)
@@ -310,7 +310,11 @@ def prepare_rows(ffn, groups):
         ffn.gated.load_scales()
         return buffers
     rows = ffn.rows.all_rows
-    columns = rows.shape[0] if ffn.groups is None else ffn.groups.width
+    columns = rows.shape[0]
+    if ffn.groups is not None:
+        columns = ffn.groups.width
+    elif ffn.gated.layout is not None:
+        columns = ffn.gated.layout.width
     x, row_tile = load_few_rows(rows, ffn.run_norm, ffn.gated, columns)
     first, end = ffn.core.columns
     residual_rows = None if row_tile is None else row_tile[:, first:end]

@@ -18,6 +18,7 @@ from nki_kernels.decode.hidden import can_hold_hidden, load_hidden
 from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.norms.blocks import load_column
 from nki_kernels.norms.runs import RowFactors, sum_squares
+from nki_kernels.projection.grouped_gate import compute_group_factors, load_group_scales
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
@@ -67,11 +68,12 @@ def is_transposed_on_chip(x, in_runs=True):
     return not in_runs or (x.shape[0] > RUN_LOADS and x.shape[1] % PARTITIONS == 0)
 
 
-def request_few_rows(x, norm, columns, in_runs=True):
+def request_few_rows(x, norm, columns, in_runs=True, unpacks=False):
     """Issue the loads of rows x [T, H] @ HBM and of the norm's weight, if any; return RequestedRows.
 
     norm: Norm, RMSNorm; None for none. columns: columns of the result, at least T. in_runs: whether the result
-    lies in runs; else in blocks, [h in block, block, column].
+    lies in runs; else in blocks, [h in block, block, column]. unpacks: whether the Vector engine unpacks weights
+    meanwhile; it then writes the zeros, because GpSimd and its fast modes exclude each other.
     """
     rows, hidden = x.shape
     transposes = is_transposed_on_chip(x, in_runs)
@@ -79,7 +81,8 @@ def request_few_rows(x, norm, columns, in_runs=True):
     shape = (count_block_partitions(hidden, 0, in_runs), blocks(hidden), columns)
     runs = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     if columns > rows:
-        nisa.memset(dst=runs[:, :, rows:columns], value=0.0, engine=nisa.engine.gpsimd)
+        engine = nisa.engine.vector if unpacks else nisa.engine.gpsimd
+        nisa.memset(dst=runs[:, :, rows:columns], value=0.0, engine=engine)
     weight = None if norm is None else load_column(norm.weight, norm.offset, in_runs)
     return RequestedRows(tile, weight, runs, transposes, in_runs, rows, hidden)
 
@@ -89,17 +92,23 @@ def load_few_rows(x, norm, gated, columns):
 
     Rows in runs are [partition, C, column] in SBUF, with zeros behind the T rows; `gated.in_runs` tells whether they
     lie in blocks. Rows are there as they are if they were loaded so and transposed. With a norm, rows in runs or blocks
-    are multiplied by its weight, and `gated.row_factors` is set. Also loads the scales of the GatedProduct `gated`.
+    are multiplied by its weight, and `gated.row_factors` or `gated.group_factors` is set. Also loads the scales of the
+    GatedProduct `gated`.
 
     Args:
         norm: Norm, RMSNorm; None for none.
         columns: columns of the result, at least T.
     """
-    requested = request_few_rows(x, norm, columns, gated.in_runs)
+    requested = request_few_rows(x, norm, columns, gated.in_runs, gated.layout is not None)
     # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
-    gated.load_scales()
+    if gated.layout is None:
+        gated.load_scales()
+    else:
+        load_group_scales(gated)
     runs = spread_few_rows(requested)
-    if norm is not None:
+    if norm is not None and gated.layout is not None:
+        gated.group_factors = compute_group_factors(requested.tile, gated, norm.eps)
+    elif norm is not None:
         gated.row_factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
     return runs, requested.tile if requested.is_transposed else None
 

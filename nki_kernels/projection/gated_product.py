@@ -42,6 +42,28 @@ PIECE_ELEMENTS = 1024
 
 
 @dataclass
+class GateLayout(nl.NKIObject):
+    """How columns of the intermediate lie in groups.
+
+    width: columns of the PE array of a group. piece: columns of the intermediate in a piece. pieces: pieces of a group.
+    pieces_per_unit: the most pieces of a group in a unit.
+    """
+
+    width: int
+    piece: int
+    pieces: int
+    pieces_per_unit: int
+
+    def count_groups(self):
+        """Return the number of groups of columns of the PE array, 2 or 4."""
+        return PARTITIONS // self.width
+
+    def count_unit_columns(self):
+        """Return the columns of the intermediate in a unit; the last unit may have fewer."""
+        return self.count_groups() * self.piece * self.pieces_per_unit
+
+
+@dataclass
 class GatedProduct(nl.NKIObject):
     """What all units of the product share.
 
@@ -52,7 +74,10 @@ class GatedProduct(nl.NKIObject):
     sums, if x is not normalised yet or is quantised, else None. gate_factors_only: whether they multiply gate
     alone; the reader of the intermediate then multiplies its rows by them. negated_sums: the sums of x's
     rows as `negate_sums` returns them, for weights of 4 bits; None before, and for other weights. early_pieces: the
-    first pieces of the weights in SBUF, see `load_early_pieces`; None for none.
+    first pieces of the weights in SBUF, see `load_early_pieces`; None for none. layout:
+    GateLayout if x is stationary in groups of columns of the PE array, see `grouped_gate`, else None. Then
+    scales are those of `load_group_scales`. group_factors: result of `compute_group_factors` for a product
+    with a layout and a norm, else None.
     """
 
     weights: list
@@ -66,6 +91,8 @@ class GatedProduct(nl.NKIObject):
     gate_factors_only: bool = False
     negated_sums: nl.NkiTensor | None = None
     early_pieces: list | None = None
+    layout: GateLayout | None = None
+    group_factors: nl.NkiTensor | None = None
 
     def find_negated_sums(self, x):
         """Return the result of `negate_sums` for rows x, [h in block, block, row] in SBUF; the first call computes it.
@@ -125,6 +152,8 @@ def allocate_unit(product, first_column, rows):
 
 def count_unit_columns(product, rows):
     """Return the columns of a unit for `rows` rows: as many as ACCUMULATOR_BANKS banks hold, at most UNIT_COLUMNS."""
+    if product.layout is not None:
+        return product.layout.count_unit_columns()
     banks_per_weight = ACCUMULATOR_BANKS // len(product.weights)
     return min(UNIT_COLUMNS, banks_per_weight * (BANK // rows) * PARTITIONS)
 

@@ -24,10 +24,13 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.projection.sums import OutputChunk
 from nki_kernels.projection.zero_points import load_zero_points
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
-from nki_kernels.weights import choose_operand_dtype, load_blocks_into
+from nki_kernels.weights import WeightMatrix, choose_operand_dtype, load_blocks_into
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight, see `residual_product`."""
+
+PACKED_ELEMENTS = 8 * PIECE_ELEMENTS
+"""Elements per partition of one loaded piece of a weight of 4 bits: as few instructions as memory allows unpack it."""
 
 
 @dataclass
@@ -45,6 +48,10 @@ class GroupLayout(nl.NKIObject):
         """Return the number of groups of columns of the PE array, 2 or 4."""
         return PARTITIONS // self.width
 
+    def count_columns(self):
+        """Return the columns of y in a chunk."""
+        return self.count_groups() * self.size
+
     def view_group(self, rows, group):
         """View the columns of a group in [row, N] @ HBM: [row, chunk, column of the group]."""
         return rows.reshape_dim(1, (self.chunks, self.count_groups(), self.size))[:, :, group, :]
@@ -52,10 +59,20 @@ class GroupLayout(nl.NKIObject):
 
 @dataclass
 class GroupedOperands(nl.NKIObject):
-    """Operands in SBUF, [partition, chunk, column of the group]: float32 scales, and the residual or None."""
+    """Operands in SBUF, [partition, chunk, column of the group]: float32 scales, and the residual or None.
+
+    lines: of a weight of 4 bits the scales on the first partition of each quadrant, until `spread` has run; else None.
+    """
 
     scales: nl.NkiTensor
     residual: nl.NkiTensor | None
+    lines: nl.NkiTensor | None = None
+
+    def spread(self):
+        """Copy the scales to all partitions, if that is still to do."""
+        if self.lines is not None:
+            spread_lines(self.scales, self.lines)
+            self.lines = None
 
 
 def choose_group_width(rows):
@@ -84,7 +101,7 @@ def plan_groups(rows, columns):
 def load_operands(product, layout, residual_rows, queue=SCALAR):
     """Load scales and residual of a ResidualProduct into SBUF; return GroupedOperands. A row of scales fills its group.
 
-    residual_rows: the residual [row, N] in SBUF if it is there, which GpSimd copies; None to load it.
+    residual_rows: the residual [row, N] in SBUF if it is there, which is copied; None to load it.
     Over several ranks the residual is loaded later. queue: queue of `dma` of the scales. Scalar triggers small
     loads, so that the first weights do not wait behind them.
     """
@@ -92,30 +109,91 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
     lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     scales = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     residual = None
+    # The Vector engine unpacks weights of 4 bits, and GpSimd and its fast modes exclude each other.
+    is_packed = product.weight.matrices[0].nibbles is not None
+    fill_engine = nisa.engine.vector if is_packed else nisa.engine.gpsimd
     if product.residual is not None and product.rank_sum.replica_group is None:
         residual = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
         if rows < layout.width:
             # One instruction adds all partitions, so those without a row of y hold zeros.
-            nisa.memset(dst=residual, value=0.0, engine=nisa.engine.gpsimd)
+            nisa.memset(dst=residual, value=0.0, engine=fill_engine)
     quadrant = PARTITIONS // 4
     for first in range(0, PARTITIONS, quadrant):
         transfer(
             lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), queue
         )
-    # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
-    for chunk in range(layout.chunks):
-        nisa.nc_stream_shuffle(dst=scales[:, chunk, :], src=lines[:, chunk, :], shuffle_mask=[0] * quadrant)
+    if not is_packed:
+        spread_lines(scales, lines)
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None and residual_rows is None:
             transfer(residual[first : first + rows, :, :], layout.view_group(product.residual, group), SCALAR)
         elif residual is not None:
             source = layout.view_group(residual_rows, group)
-            nisa.tensor_copy(dst=residual[first : first + rows, :, :], src=source, engine=nisa.engine.gpsimd)
-    return GroupedOperands(scales, residual)
+            target = residual[first : first + rows, :, :]
+            if is_packed:
+                nisa.activation(dst=target, op=nl.copy, data=source)
+            else:
+                nisa.tensor_copy(dst=target, src=source, engine=nisa.engine.gpsimd)
+    return GroupedOperands(scales, residual, lines if is_packed else None)
 
 
-def multiply_in_groups(product, operands, x_parts, layout):
+def spread_lines(dst, lines):
+    """Copy the first partition of each quadrant of an SBUF tile to all partitions of the quadrant, in `dst`."""
+    # One instruction serves the four quadrants.
+    for chunk in range(lines.shape[1]):
+        nisa.nc_stream_shuffle(
+            dst=dst[:, chunk, :], src=lines[:, chunk, :], shuffle_mask=[0] * (PARTITIONS // 4)
+        )
+
+
+@dataclass
+class ChunkPiece(nl.NKIObject):
+    """Some K blocks of the weight's columns of a chunk.
+
+    chunk: the chunk. part: index of the weight's matrix. first_block: the first K block. matrix: WeightMatrix of these
+    rows and columns. is_first, is_last: whether the chunk begins or ends with the piece. ends_part: whether it is the
+    last one of its matrix.
+    """
+
+    chunk: int
+    part: int
+    first_block: int
+    matrix: WeightMatrix
+    is_first: bool
+    is_last: bool
+    ends_part: bool
+
+    def load(self, height, dtype):
+        """Load the piece into a new SBUF tile [k in block, block, column] of `height` partitions, for `dtype` rows."""
+        depth, columns = self.matrix.count_rows(), self.matrix.elements.shape[1]
+        operand_dtype = choose_operand_dtype([self.matrix], dtype)
+        tile = nl.ndarray((height, blocks(depth), columns), dtype=operand_dtype, buffer=nl.sbuf)
+        load_blocks_into(tile, self.matrix, STATIC)
+        return tile
+
+
+def list_pieces(product, layout):
+    """Return the ChunkPieces of all chunks of a ResidualProduct, in the order in which they are multiplied."""
+    columns, matrices = layout.count_columns(), product.weight.matrices
+    blocks_per_piece = max(1, PIECE_ELEMENTS // columns)
+    if matrices[0].nibbles is not None:
+        blocks_per_piece = choose_packed_blocks(PACKED_ELEMENTS // columns)
+    pieces = []
+    for chunk in range(layout.chunks):
+        for part in range(len(matrices)):
+            depth = matrices[part].count_rows()
+            for first_block in range(0, blocks(depth), blocks_per_piece):
+                start = first_block * PARTITIONS
+                end = min(depth, start + blocks_per_piece * PARTITIONS)
+                matrix = matrices[part].submatrix((start, end), (chunk * columns, (chunk + 1) * columns))
+                is_first, ends_part = part == 0 and start == 0, end == depth
+                is_last = ends_part and part + 1 == len(matrices)
+                pieces.append(ChunkPiece(chunk, part, first_block, matrix, is_first, is_last, ends_part))
+    return pieces
+
+
+def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
     """Write y of a ResidualProduct: the product of few rows and its weight, with scales and residual.
 
     Args:
@@ -125,45 +203,50 @@ def multiply_in_groups(product, operands, x_parts, layout):
         x_parts: for each matrix of the weight the stationary operand, an SBUF tile [k in block, block, row] with
             `layout.width` rows, zeros behind those of y.
         layout: GroupLayout of y's columns.
+        loaded: list of the first pieces of the weight, as far as they are in SBUF; it is emptied. None for none.
     """
-    chunk_columns = layout.count_groups() * layout.size
-    for chunk in range(layout.chunks):
-        bank = nl.ndarray((PARTITIONS, layout.size), dtype=nl.float32, buffer=nl.psum)
-        first_column = chunk * chunk_columns
-        for index in range(len(x_parts)):
-            matrix = product.weight.matrices[index].submatrix(
-                (0, product.weight.matrices[index].count_rows()),
-                (first_column, first_column + chunk_columns),
-            )
-            add_chunk_products(bank, x_parts[index], matrix, index > 0, layout)
-            if matrix.nibbles is not None:
-                zero_points = load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[index].dtype))
-                add_block(bank, product.find_negated_sums(x_parts)[index], zero_points[:, 0, :], True, layout)
-        if product.rank_sum.replica_group is None:
-            store_chunk(product, operands, bank, chunk, layout)
-        else:
-            append_chunk(product, operands, bank, chunk, layout)
+    pieces = list_pieces(product, layout)
+    # The Vector engine unpacks the next piece before it reads out a chunk, for which it waits.
+    ahead = 0 if product.weight.matrices[0].nibbles is None else 1
+    loaded = [] if loaded is None else loaded
+    bank, zero_points = None, []
+    for index in range(len(pieces)):
+        piece = pieces[index]
+        if piece.is_first:
+            bank = nl.ndarray((PARTITIONS, layout.size), dtype=nl.float32, buffer=nl.psum)
+        for following in range(index + len(loaded), min(len(pieces), index + ahead + 1)):
+            x = x_parts[pieces[following].part]
+            loaded.append(pieces[following].load(x.shape[0], x.dtype))
+        add_piece(bank, product, piece, loaded.pop(0), x_parts, layout)
+        if index == 0 and ahead > 0:
+            # Behind the first products, so that neither they nor the last ones wait for the sums.
+            product.find_negated_sums(x_parts)
+            for matrix in product.weight.matrices:
+                zero_points.append(
+                    load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[0].dtype))
+                )
+        if piece.ends_part and ahead > 0:
+            first = piece.chunk * layout.count_columns()
+            block = zero_points[piece.part][:, 0, first : first + layout.count_columns()]
+            add_block(bank, product.find_negated_sums(x_parts)[piece.part], block, True, layout)
+        if piece.is_last:
+            operands.spread()
+            if product.rank_sum.replica_group is None:
+                store_chunk(product, operands, bank, piece.chunk, layout)
+            else:
+                append_chunk(product, operands, bank, piece.chunk, layout)
 
 
-def add_chunk_products(bank, x, matrix, add, layout):
-    """Load a WeightMatrix [K, columns of a chunk] piece by piece and add its product with x to a PSUM bank.
+def add_piece(bank, product, piece, tile, x_parts, layout):
+    """Add the product of a ChunkPiece in SBUF, [k in block, block, column], to a PSUM bank; the first overwrites it.
 
-    bank: [partition, column of the group]. x: SBUF tile [k in block, block, row]. add: whether the bank holds sums
-    already; else the product with the first K block overwrites it.
+    bank: [partition, column of the group]. The other arguments are those of `multiply_in_groups`.
     """
-    depth, columns = matrix.count_rows(), matrix.elements.shape[1]
-    blocks_per_piece = max(1, PIECE_ELEMENTS // columns)
-    if matrix.nibbles is not None:
-        blocks_per_piece = choose_packed_blocks(blocks_per_piece)
-    for first_block in range(0, blocks(depth), blocks_per_piece):
-        start, end = first_block * PARTITIONS, min(depth, (first_block + blocks_per_piece) * PARTITIONS)
-        shape = (x.shape[0], blocks(end - start), columns)
-        tile = nl.ndarray(shape, dtype=choose_operand_dtype([matrix], x.dtype), buffer=nl.sbuf)
-        load_blocks_into(tile, matrix.submatrix((start, end), (0, columns)), STATIC)
-        for k in range(shape[1]):  # k: K block of the piece
-            used = min(PARTITIONS, end - start - k * PARTITIONS)
-            accumulate = add or first_block + k > 0
-            add_block(bank, x[0:used, first_block + k, :], tile[0:used, k, :], accumulate, layout)
+    matrix, x = piece.matrix, x_parts[piece.part]
+    for k in range(tile.shape[1]):  # k: K block of the piece
+        used = min(PARTITIONS, matrix.count_rows() - k * PARTITIONS)
+        accumulate = not piece.is_first or k > 0
+        add_block(bank, x[0:used, piece.first_block + k, :], tile[0:used, k, :], accumulate, layout)
 
 
 def add_block(bank, x, weight, accumulate, layout):

@@ -35,21 +35,19 @@ def negate_sums(x, depth):
         used = count_block_partitions(depth, block, False)
         nisa.nc_matmul(dst=bank, stationary=ones[0:used, :], moving=x[0:used, block, :], accumulate=block > 0)
     result = nl.ndarray((ROWS, rows), dtype=x.dtype, buffer=nl.sbuf)
-    # On gen2 GpSimd and the Vector engine wait for each other at their port.
-    engine = nisa.engine.vector if nisa.get_nc_version() == nisa.nc_version.gen2 else nisa.engine.gpsimd
-    nisa.memset(dst=result, value=0.0, engine=engine)
+    nisa.memset(dst=result, value=0.0, engine=nisa.engine.vector)
     remaining = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=remaining, op=nl.copy, data=bank)
+    nisa.tensor_copy(dst=remaining, src=bank)
     for first in range(0, ROWS, QUADRANT):
         # Every partition has the sums, so each part is taken where its row lies.
-        nisa.tensor_copy(dst=result[first : first + 1, :], src=remaining[first : first + 1, :], engine=engine)
+        nisa.tensor_copy(dst=result[first : first + 1, :], src=remaining[first : first + 1, :])
         if x.dtype == nl.float32:
             break
         if first + QUADRANT < ROWS:
             part = nl.ndarray((PARTITIONS, rows), dtype=x.dtype, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=part, src=remaining, engine=engine)
+            nisa.tensor_copy(dst=part, src=remaining)
             below = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=below, data1=remaining, data2=part, op=nl.subtract, engine=engine)
+            nisa.tensor_tensor(dst=below, data1=remaining, data2=part, op=nl.subtract)
             remaining = below
     return result
 
@@ -65,7 +63,8 @@ def load_zero_points(weights, dtype):
         column = filled((ROWS, 1, 1), SYMMETRIC_ZERO * UNIT, dtype)
         return column.broadcast(1, len(weights)).broadcast(2, columns)
     raw = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.memset(dst=raw, value=0, engine=nisa.engine.gpsimd)
+    words = raw.view(nl.uint32) if columns % 4 == 0 else raw
+    nisa.memset(dst=words, value=0, engine=nisa.engine.vector)
     for first in range(0, ROWS, QUADRANT):
         for side in range(len(weights)):
             transfer(raw[first : first + 1, side, :], weights[side].nibbles.zeros, SCALAR)

@@ -75,9 +75,16 @@ class TestPackedMlp(KernelTests):
             *vary(tokens=[5, 140], hidden=136, inner=140, row_gate=True),
             *vary(tokens=[5, 140], hidden=136, inner=140, residual=False),
             *vary(tokens=[3, 140], hidden=264, inner=300, zeros=[True, False], nibble_dtype="bfloat16"),
+            # Groups of columns of the PE array for gate and up: pieces of 128, 64 and 32 columns, and several units.
+            *vary(tokens=[1, 32, 33, 64], hidden=[264, 1100], inner=[512, 768, 896], zeros=[True, False]),
+            *vary(tokens=[2, 40], hidden=[100, 130], inner=[128, 256, 4352], w_gate=[True, False]),
+            *vary(tokens=[2, 40], hidden=264, inner=512, nibble_dtype="bfloat16", residual=False),
         ],
         fits=[*vary(tokens=[1, 300], hidden=16384, inner=200)],
-        every_chip=[*vary(tokens=[5, 130], hidden=264, inner=300, nibble_dtype=["float8_e4m3", "bfloat16"])],
+        every_chip=[
+            *vary(tokens=[5, 130], hidden=264, inner=300, nibble_dtype=["float8_e4m3", "bfloat16"]),
+            *vary(tokens=[5, 40], hidden=264, inner=512),
+        ],
         refusals=[
             refuse(
                 "w_gate has 23 rows for a hidden size of 24", w_up=lambda w: w[1:], w_gate=lambda w: w[1:]
@@ -157,14 +164,19 @@ def test_every_nibble_is_multiplied_exactly(nibble_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("zeros", [True, False])
-def test_sums_in_float32_are_as_exact_as_those_of_numpy(zeros: bool) -> None:
+@pytest.mark.parametrize(("tokens", "hidden", "inner"), [(300, 264, 200), (40, 256, 384)])
+def test_sums_in_float32_are_as_exact_as_those_of_numpy(
+    tokens: int, hidden: int, inner: int, zeros: bool
+) -> None:
     """Nibbles and zero points are added apart in numpy as well: their sums are larger than those of weights."""
-    arguments = named(kernels.mlp, packed_block(300, 264, 200, F32, zeros, w_gate=False, norm_weight=False))
+    arguments = named(
+        kernels.mlp, packed_block(tokens, hidden, inner, F32, zeros, w_gate=False, norm_weight=False)
+    )
     arguments |= {"activation": "relu", "residual": False}
 
     def compute(dtype: Any) -> np.ndarray:
         rows = arguments["x"].astype(dtype)
-        for name, depth in (("w_up", 264), ("w_down", 200)):
+        for name, depth in (("w_up", hidden), ("w_down", inner)):
             elements, scales, zero_row = (arguments[name + suffix] for suffix in ("", "_scales", "_zeros"))
             zero_points = np.full((1, scales.shape[1]), 8) if zero_row is None else zero_row
             nibbles = widen_nibbles_reference(elements, depth, np.zeros_like(scales)).astype(dtype)
