@@ -188,8 +188,11 @@ def split_nibbles(dst, raw, high):
         )
     else:
         nisa.tensor_scalar(dst=result, data=source, op0=nl.bitwise_and, operand0=mask)
-    if dst.dtype != nl.float8_e4m3:
+    if dst.dtype != nl.float8_e4m3 and high:
+        # Two engines convert: the Scalar engine the high nibbles, the Vector engine the low ones.
         nisa.activation(dst=dst, op=nl.copy, data=nibbles, scale=UNIT)
+    elif dst.dtype != nl.float8_e4m3:
+        nisa.tensor_scalar(dst=dst, data=nibbles, op0=nl.multiply, operand0=UNIT)
 
 
 def widen_nibbles_reference(elements: np.ndarray, depth: int, zeros: np.ndarray | None = None) -> np.ndarray:
