@@ -18,6 +18,7 @@ from model.config.folder import find_config_file
 from model.families import read_config
 from model.layers import find_unsupported
 from model.plan.predict import Predictor
+from model.plan.sizes import ModelSizes
 
 CHIPS = ("trn1", "trn2", "trn3")
 BATCHES = (1, 16)
@@ -102,11 +103,11 @@ def _read_quantised(path: Path, quantization_config: Mapping[str, Any]) -> Model
 
 
 def _describe_reading(quantised: ModelConfig | None) -> str:
-    """Return a sentence on how the loader and kernels of this project read the quantised weights."""
-    if quantised is None or quantised.weight_format is None:
-        return "this project does not load the format yet, so no times of quantised steps are predicted"
-    if not any(format.kernel_tensors for format in quantised.weight_format.formats):
+    """Return the end of a sentence on how the loader and kernels of this project read the quantised weights."""
+    if quantised is None:
+        return "this project does not load the format, so no times of quantised steps are predicted"
+    *kernels, last = ModelSizes(quantised).list_quantised_readers() or [""]
+    if not last:
         return "weights are widened when they are loaded, so that a step takes as long as a plain one"
-    return (
-        "kernels that have parameters for scales read the stored weights; other weights are widened at load"
-    )
+    names = f"{', '.join(kernels)} and {last} read" if kernels else f"{last} reads"
+    return f"{names} stored weights; other weights are widened when they are loaded"

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from model.quantize.step_times import StepTimes
 from nkw.commands import main
 from tests.interruptible import started
 from tests.model.folders import load, write_folder
+from tests.quantize.quantised import widen_all
 
 FILE = "model.safetensors"
 TEXT = "\n<|endoftext|>\n".join(
@@ -82,22 +84,28 @@ def test_options_name_all_schemes() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("name", ["fp8", "fp8-dynamic", "int8", "w8a8", "smoothquant"])
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "llm-int8"])
 def test_the_loader_reads_what_was_written(model: Path, text: Path, capsys: Capture, name: str) -> None:
-    """Weights are near the original's, other tensors equal, and a second run gives equal bytes."""
+    """Every weight has the numbers of its rounding, and a second run writes equal bytes."""
     status, out = quantize(model, name, "--calibration", str(text))
     assert status == 0 and not list(model.parent.glob(".*"))
-    config, weights = load(out)
-    original = read_tensors(model)
-    quantised = {name for name, weight in weights.items() if isinstance(weight, QuantisedWeight)}
-    assert quantised == {name for name in original if name.endswith("proj.weight")}
-    for weight_name, weight in weights.items():
-        wide, plain = np.asarray(weight).astype(np.float32), original[weight_name].astype(np.float32)
-        if weight_name not in quantised and name != "smoothquant":
-            assert np.array_equal(wide, plain)
-        elif name != "smoothquant":
-            largest = np.abs(plain).max(axis=1, keepdims=True)
-            assert (np.abs(wide - plain) <= largest * (2.0**-4 if "fp8" in name else 2.0**-6)).all()
+    config = load_config(out)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rows are not rounded by kernels, which the loader says
+        weights = dict(open_checkpoint(out, config))
+    original = open_checkpoint(model, load_config(model))
+    quantised = {key for key, weight in weights.items() if isinstance(weight, QuantisedWeight)}
+    assert quantised == {key for key in original if key.endswith("proj.weight")}
+    expected = widen_all(model, name, text)
+    for key, weight in weights.items():
+        wide = weight.astype(np.float32) if key in quantised else weight
+        assert np.array_equal(np.asarray(wide).astype(np.float32), expected[key]), key
+    folded = {
+        key
+        for key in weights
+        if not np.array_equal(expected[key], np.asarray(original[key]).astype(np.float32))
+    } - quantised
+    assert (folded != set()) == (name in ("awq", "smoothquant")) and all("norm" in key for key in folded)
     assert not (out / "model.safetensors.index.json").exists() and (out / "tokenizer.json").exists()
     if name == "smoothquant":
         again = quantize(model, name, "--calibration", str(text), out="again")[1]
@@ -220,7 +228,7 @@ def test_losses_are_those_of_the_written_folder(model: Path, text: Path, tmp_pat
     from model.runners.reference import ReferenceModel
 
     words = ["--held-out", str(text), "--texts", "2", "--json", str(tmp_path / "r.json")]
-    _, out = quantize(model, "w8a8", *words)
+    _, out = quantize(model, "int8", *words)
     measured = json.loads((tmp_path / "r.json").read_text())["held_out"]["weights_only"]
     config = load_config(out)
     weights = {

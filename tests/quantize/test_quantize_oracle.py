@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from model.families import compose, load_config
-from model.loading.checkpoint import open_checkpoint
 from model.quantize.linears import select_linears
-from model.quantize.process import Settings, quantise
-from model.quantize.rounding import Rounded
 from model.quantize.schemes import SCHEMES
 from model.quantize.step_times import StepTimes
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
 from tests.model.folders import write_folder
+from tests.quantize.quantised import widen_all
 
 torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -35,25 +33,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the predicted steps out."""
     steps = StepTimes(64, 1, "bfloat16", (), "left out")
     monkeypatch.setattr("model.commands.quantize.command.predict_steps", lambda *arguments: steps)
-
-
-def widen_all(model: Path, name: str, texts: Path) -> dict[str, np.ndarray]:
-    """Return all weights of the quantised model in float32, by the rounding of the scheme, before they are stored."""
-    from model.commands.quantize.command import _read_texts
-    from nkw.commands import build_parser
-
-    words = ["quantize", str(model), "--scheme", name, "--calibration", str(texts), "--out", "unused"]
-    config = load_config(model)
-    checkpoint = open_checkpoint(model, config)
-    weights = {key: np.asarray(weight).astype(np.float32) for key, weight in checkpoint.items()}
-
-    def keep(key: str, weight: Rounded | np.ndarray) -> None:
-        weights[key] = weight.widen() if isinstance(weight, Rounded) else weight
-
-    network = compose(config)
-    calibration, _ = _read_texts(build_parser(words).parse_args(words), config)
-    quantise(network, checkpoint, select_linears(network), Settings(SCHEMES[name]), keep, calibration)
-    return weights
 
 
 @pytest.mark.parametrize("name", COMPRESSED)

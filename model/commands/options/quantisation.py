@@ -20,6 +20,11 @@ ROWS: Rows = {
         required=True,
         help=f"{', '.join(SCHEMES[:-1])} or {SCHEMES[-1]} (docs/quantize.md)",
     ),
+    "--calibration=TEXTS": dict(
+        metavar="FILE",
+        type=Path,
+        help="texts with lines <|endoftext|> between them, whose inputs gptq, awq, smoothquant and llm-int8 read",
+    ),
     "--held-out": dict(
         metavar="FILE",
         type=Path,

@@ -11,11 +11,7 @@ OPTIONS = options(
     ),
     "--scheme",
     option("--out=DIR", required=False),
-    option(
-        "--calibration",
-        help="texts with lines <|endoftext|> between them, whose inputs gptq, awq, smoothquant and llm-int8 read",
-    ),
-    "--held-out --texts --ignore --group-size --act-order --damping --plan",
+    "--calibration=TEXTS --held-out --texts --ignore --group-size --act-order --damping --plan",
     option("--tp", help="tensor-parallel ranks of the predicted steps (default: %(default)s)"),
     option("--html", help="write the report as a page"),
     option("--json", help="write the report as JSON; - is stdout"),

@@ -129,7 +129,7 @@ def _quantise_folder(options: argparse.Namespace, scheme: Scheme) -> Report:
     check_output(options.out, folder)
     network = compose(config)
     selection = _select(network, options, scheme)
-    calibration, held_out = _read_texts(options, config)
+    calibration, held_out = read_texts(options, config)
     stated = estimate_memory(
         config, network, selection, scheme, sum(map(len, calibration)), sum(map(len, held_out))
     )
@@ -197,7 +197,7 @@ def _write_weights(
     return quantise(network, checkpoint, selection, settings, write, calibration, held_out, iterate)
 
 
-def _read_texts(options: argparse.Namespace, config: ModelConfig) -> tuple[Sequenced, Sequenced]:
+def read_texts(options: argparse.Namespace, config: ModelConfig) -> tuple[Sequenced, Sequenced]:
     """Return the token ids of calibration and held-out texts; each may be empty.
 
     Without --held-out the last tenth of the calibration texts, at least one of several, is held out.
