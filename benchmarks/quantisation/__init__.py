@@ -1,0 +1,1 @@
+"""Losses of the shipped story model in every scheme of `nkw quantize`, against stored ones."""
