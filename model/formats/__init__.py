@@ -59,10 +59,11 @@ SCHEMES: dict[str, Format] = {
     "fp8": Scaled("fp8", 1, None),
     "fp8-dynamic": Scaled("fp8", 1, None, has_fp8_rows=True),
     "int8": Scaled("compressed-tensors", 1, None, INT8),
+    "int4": Int4("compressed-tensors"),
 }
 """Formats to which plain weights can be quantised when they are loaded, by the name in `--quantization`.
 
-Both have a scale for each output of a weight.
+All have a scale for each output of a weight.
 """
 
 _FIELD, _UNNAMED = "quantization_config", "unnamed"

@@ -329,7 +329,7 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
     if placement.choice is not None and cache_length == context:
         predictor = placement.choice.find_predictor(placement.shape)
     else:
-        predictor = _create_predictor(model, request, placement, dtype, cache_length)
+        predictor = create_predictor(model, request, placement, dtype, cache_length)
     peaks = placement.peaks.scale(placement.shape.tp)
     price = _find_price(request, placement)
 
@@ -417,7 +417,7 @@ def _serve_step(placement: Placement, stack: Stack, time: Time, slots: int) -> S
     return Served(time, 0.0) if placement.instance is None else stack.serve_step(time, slots)
 
 
-def _create_predictor(
+def create_predictor(
     model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
 ) -> Predictor | None:
     """Return the predictor by dry runs for the placement's mesh.

@@ -56,6 +56,10 @@ ROWS: Rows = {
         action="store_true",
         help="compare instances for the load of --rate: how many of each keep --sla, and what they cost",
     ),
+    "--schemes": dict(
+        action="store_true",
+        help="compare weights of 8 and 4 bits and caches of 8 bits: bytes, the step of --batch, accuracy",
+    ),
     "--compare": dict(
         action="store_true",
         help="serve the same requests in other ways: static batches, whole prompts, no prefix cache, half the "

@@ -21,6 +21,7 @@ from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
 from model.plan.recommend import recommend
 from model.plan.recommend_document import build_recommendation
 from model.plan.recommend_text import format_recommendation
+from model.plan.schemes import compare_schemes, describe_schemes, format_schemes
 from model.plan.service_level import ServiceLevel
 from model.plan.single_step import plan_step
 from model.plan.sizes import ModelSizes, load_model
@@ -53,6 +54,8 @@ def plan_command(options: argparse.Namespace) -> int:
         raise ModelError("--recommend compares instances for a load: give --rate, its requests a second")
     if not options.recommend and options.rate is not None:
         raise ModelError("--rate is the load of --recommend: add --recommend, or leave --rate out")
+    if options.recommend and options.schemes:
+        raise ModelError("--schemes compares schemes on one instance: leave it or --recommend out")
     if not options.recommend and len(names) > 1:
         raise ModelError(f"a plan is for one instance, not for {len(names)}: --recommend compares them")
     if options.bench_script is not None and options.accelerator is not None:
@@ -84,9 +87,13 @@ def plan_command(options: argparse.Namespace) -> int:
     ):
         with working(lambda: f"plan of {name}: dry runs of its kernels"), disable_collector():
             plan = make_plan(model, request)
+            schemes = compare_schemes(plan) if options.schemes else None
         contents.update(build_document(plan, name))
         show_lines(f"{name}:")
         show(format_plan(plan))
+        if schemes is not None:
+            contents["schemes"] = describe_schemes(schemes)
+            show(["", *format_schemes(plan, schemes)])
         if options.bench_script is not None and plan.rate.fits:
             script.append(script_plan(plan, options.config))
     return 0 if plan.rate.fits else 1
@@ -181,6 +188,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "rate",
         "bench_script",
         "quantization",
+        "schemes",
     )
     for name in unread:
         if (getattr(options, name) or None) != _DEFAULTS.get(name):

@@ -1,0 +1,74 @@
+"""nkw plan --schemes: bytes, steps and accuracies of quantisation schemes side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model.errors import ModelError
+from model.formats import SCHEMES
+from model.loading.shipped import PRETRAINED
+from model.plan.plan import Request, make_plan
+from model.plan.schemes import CACHES, compare_schemes, read_accuracies
+from model.plan.sizes import load_model
+from nkw.commands import main
+
+STORED = Path(__file__).parents[2] / "benchmarks" / "quantisation" / "stored.json"
+
+
+def test_accuracies_are_those_that_the_benchmark_stored() -> None:
+    measured = json.loads(STORED.read_text())
+    _, accuracies = read_accuracies()
+    assert set(accuracies) == set(SCHEMES)
+    for name, accuracy in accuracies.items():
+        runs = measured[name]["runs"]
+        run = runs.get("scheme", runs["weights only"])
+        assert accuracy.loss_change == pytest.approx(run["change"], abs=5e-7)
+        assert accuracy.same_top_token == pytest.approx(run["same"], abs=5e-7)
+
+
+@pytest.mark.slow
+def test_rows_count_stored_bytes_and_compare_with_plain_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    words = ["plan", str(PRETRAINED), "--tp", "2", "--lnc", "1", "--dtype", "bfloat16", "--prompt", "100"]
+    assert main([*words, "--generate", "28", "--batch", "2", "--schemes", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["schemes"]
+    assert [(row["weights"], row["cache"]) for row in rows] == [
+        (weights, cache) for weights in ("plain", *SCHEMES) for cache in CACHES
+    ]
+    plain, *_ = rows
+    assert plain["step_ratio"] == 1 and plain["readers"] == [] and plain["accuracy"] is None
+    for row in rows:
+        assert row["step_ratio"] == pytest.approx(row["step_ns"] / plain["step_ns"])
+        assert row["cache_bytes"] == plain["cache_bytes"] // (2 if row["cache"] == "fp8" else 1)
+        assert (row["weight_bytes"] < plain["weight_bytes"]) == (row["weights"] != "plain")
+    # A chip computes int4 in mlp alone, so a rank has more bytes than half of those of 8 bits.
+    sizes = {row["weights"]: row["weight_bytes"] for row in rows}
+    assert sizes["int4"] != sizes["fp8"] == sizes["int8"] == sizes["fp8-dynamic"]
+    text = capsys.readouterr().out
+    assert "same token" in text and "int4: mlp read quantised weights" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("quantization", "instance", "accelerator", "message"),
+    [
+        ("fp8", "trn1.2xlarge", None, "these are quantised by fp8: leave --schemes or --quantization out"),
+        (None, None, "h100", "this plan has none: leave it out"),
+    ],
+)
+def test_a_plan_without_plain_weights_or_steps_is_refused(
+    quantization: str | None, instance: str | None, accelerator: str | None, message: str
+) -> None:
+    model = load_model(PRETRAINED, quantization=quantization)
+    plan = make_plan(model, Request(tp=1, prompt=8, generate=8, instance=instance, accelerator=accelerator))
+    with pytest.raises(ModelError, match=message):
+        compare_schemes(plan)
+
+
+def test_schemes_are_compared_on_one_instance(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(PRETRAINED), "--schemes", "--recommend", "--rate", "1"]) == 2
+    assert "--schemes compares schemes on one instance" in capsys.readouterr().err
