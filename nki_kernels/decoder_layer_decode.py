@@ -21,6 +21,7 @@ Layout and tiling:
     Hidden states lie in runs, see `decode.hidden`, from x to the gated product, which takes them as its moving operand
     after the second norm: nothing is transposed. The residual of the MLP reaches the rows of the last product through
     HBM, while the gated product is computed.
+    Rows for weights with scales are multiplied by the norm's weight alone, and the sums of the gated product by 1 / rms.
     The engine that triggers the loads of weights and caches waits for no result. So while attention, output projection
     and norm still run, the weights of the MLP arrive, as many as the bytes hold that attention has left. The weight of
     the second norm and the biases are loaded before attention.
@@ -34,6 +35,9 @@ Cost
     share of the floor and, in brackets, what two launches reach without starting the second one: 70B over 64 ranks, one
     sequence of 1024 positions 93 % (88 %), 16 of 8192 97 % (95 %); 8B over 8 ranks, 16 of 4096 97 % (95 %). Bound: HBM;
     the first loads and the last product are not hidden.
+    With weights of fp8, and with caches of fp8 too, 8B over 8 ranks takes 54 % and 53 % of the time of bfloat16 for one
+    sequence of 4096 positions, 70 % and 55 % for 16, all-reduces excluded; 56 % and 55 %, 72 % and 54 % with them.
+    Weights of int8 take longer than those of bfloat16: one engine converts them.
 """
 
 from __future__ import annotations

@@ -13,9 +13,19 @@ import simulate
 from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, in_order, normal, run
+from tests.kernels.accuracy import (
+    TARGETS,
+    as_tuple,
+    compare_all,
+    copied,
+    find_faults,
+    in_order,
+    normal,
+    run,
+)
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, slow, together, vary
 from tests.kernels.divided import OverHeads
+from tests.kernels.test_attention_block_decode import quantised
 from tests.kernels.test_feed_forward import FP8, INT8, quantise
 
 DEPTH = 32
@@ -225,6 +235,19 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
     gain = 0.9 if hardware(target).hardware_dge else 1.01
     assert times[2] < gain * (times[0] + times[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_finding_with_weights_of_8_bits(target: str) -> None:
+    """In groups of columns of the PE array, in chunks, and with heads of two tiles."""
+
+    def launches() -> None:
+        for sequences, hidden in ((3, 256), (40, 136), (70, 136)):
+            run(kernels.decoder_layer_decode, quantised_layer(sequences, hidden, positions=16), target)
+        run(kernels.attention_block_decode, quantised(depth=192, half=40, block=16), target)
+
+    assert find_faults(launches) == []
 
 
 def test_two_cores_are_refused_and_one_is_not() -> None:
