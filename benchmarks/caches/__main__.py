@@ -30,7 +30,9 @@ def read_texts(path: Path, tokenizer: Tokenizer, most: int) -> list[list[int]]:
 
 def main() -> None:
     """Read the corpus, compute all rows, and print them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.caches", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.caches", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder with train.txt and valid.txt")
     options = parser.parse_args()
     model = LoadedModel.open(PRETRAINED)
