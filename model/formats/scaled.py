@@ -84,8 +84,8 @@ class Scaled(Format):
     def from_config(cls, quantization_config: ConfigFields) -> Container:
         """Return the container of `quant_method` fp8: one format, with the blocks of `weight_block_size`.
 
-        Without `weight_block_size` the whole weight has one scale. Modules in `modules_to_not_convert`, and the head,
-        are planned as plain. A checkpoint's tensors decide which weights are quantised.
+        Without `weight_block_size` the whole weight has one scale. Modules in `modules_to_not_convert` or
+        `ignored_layers`, and the head, are planned as plain. A checkpoint's tensors decide which weights are quantised.
 
         Raises:
             ModelError: A field has a wrong type.
@@ -97,7 +97,7 @@ class Scaled(Format):
             )
         has_blocks = "weight_block_size" in quantization_config
         block = quantization_config.pair("weight_block_size") if has_blocks else (None, None)
-        skipped = read_skipped_modules(quantization_config, "modules_to_not_convert")
+        skipped = read_skipped_modules(quantization_config, "modules_to_not_convert", "ignored_layers")
         return Groups("fp8", (Group("fp8", CLASSES, cls("fp8", *block)),), skipped)
 
     @property

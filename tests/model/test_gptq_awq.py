@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model import LLM, SamplingParams
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import Affine, QuantisedWeight, Scaled
 from model.formats.int4 import Int4
 from model.loading.checkpoint import open_checkpoint
+from nkw.commands import main
+from tests.deep import deep_except
 from tests.model.containers import (
     Tensors,
     check_generates,
@@ -280,3 +283,20 @@ def test_modules_that_config_leaves_plain_are_planned_so(tmp_path: Path) -> None
     container = load_config(tmp_path / "gptq").weight_format
     assert container is not None and container.find_format("model.layers.0.mlp.gate_proj.weight") is None
     assert container.find_format("model.layers.0.self_attn.q_proj.weight") == container.formats[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", deep_except(["awq", "gptq of 8 bits per output"], ["awq"]))
+def test_plans_and_engines_take_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """The engine is that of `serve`, on two ranks."""
+    folder, (draw, _) = tmp_path / "m", CASES[case]
+    write_container(folder, describe(draw), draw)
+    assert main(["plan", str(folder)]) == 0
+    method = "gptq" if "gptq" in case else "awq"
+    planned = " ".join(capsys.readouterr().out.split())
+    assert f"weights quantised by {method}" in planned or f"Weights quantised by {method} are" in planned
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    (output,) = LLM(model=str(folder), tensor_parallel_size=2, dtype="float32").generate(["Tom had"], params)
+    assert len(output.outputs[0].token_ids) == 4
