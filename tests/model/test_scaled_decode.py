@@ -49,14 +49,14 @@ def test_a_layer_of_a_decode_step_is_one_launch_with_all_scales(
     run = SimulatedDevice.run
 
     def record(
-        self: SimulatedDevice, kernel: str, arguments: Sequence[Mapping[str, Any]], *other: Any
+        self: SimulatedDevice, kernel: str, arguments: Sequence[Mapping[str, Any]], *options: Any
     ) -> list[Any]:
-        launches.append((kernel, {name for name, value in arguments[0].items() if value is not None}))
-        return run(self, kernel, arguments, *other)
+        launches.append((kernel, {name for name, argument in arguments[0].items() if argument is not None}))
+        return run(self, kernel, arguments, *options)
 
     monkeypatch.setattr(SimulatedDevice, "run", record)
-    options = ["--tp", ranks, "--dtype", "bfloat16", "--kv-cache-dtype", caches]
-    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", *options]
+    flags = ["--tp", ranks, "--dtype", "bfloat16", "--kv-cache-dtype", caches]
+    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", *flags]
     assert main(["generate", *arguments]) == 0
     assert "4 of 4" in capsys.readouterr().out
     layers = [names for kernel, names in launches if kernel == "decoder_layer_decode"]
