@@ -21,7 +21,7 @@ Layout and tiling:
     Hidden states lie in runs, see `decode.hidden`, from x to the gated product, which takes them as its moving operand
     after the second norm: nothing is transposed. The residual of the MLP reaches the rows of the last product through
     HBM, while the gated product is computed.
-    Rows for weights with scales are multiplied by the norm's weight alone, and the sums of the gated product by 1 / rms.
+    Rows for weights with scales are multiplied by the norm's weight alone, and sums of the gated product by 1 / rms.
     The engine that triggers the loads of weights and caches waits for no result. So while attention, output projection
     and norm still run, the weights of the MLP arrive, as many as the bytes hold that attention has left. The weight of
     the second norm and the biases are loaded before attention.
