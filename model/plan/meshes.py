@@ -285,11 +285,13 @@ class Meshes:
 
     def _compute_core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
         """Return the roofline in ns of one rank for a step of `sequences` sequences, those of its group."""
-        elements, products = 0.0, 0.0
+        elements, products, saved = 0.0, 0.0, 0.0
         for section, count in stage.blocks:
             weights = section.count_elements(shape.tp, shape.ep)
             routed, always = weights["experts"], weights.total() - weights["experts"]
             elements += count * (always + routed * section.compute_share_of_experts(sequences * shape.ep))
+            tokens = sequences * shape.ep
+            saved += count * section.count_saved_bytes_read(tokens, shape.tp, shape.ep, self._dtype)
             # A token passes its experts on one of the groups, which all have equally many tokens.
             chosen = routed * shape.ep * section.compute_share_of_experts(1)
             attended = section.count_products(Phase.decode, self._context, shape.tp)
@@ -297,7 +299,8 @@ class Meshes:
         head = sum(section.count_elements(shape.tp)["head"] for section in stage.ends)
         elements, products = elements + head, products + sequences * head
         cached = sequences * self._cache_bytes(stage, shape.tp)
-        return 1e9 * self._peaks.compute_seconds(2 * products, self._size * elements + cached)
+        saved += sum(section.count_saved_bytes(shape.tp, 1, self._dtype)["head"] for section in stage.ends)
+        return 1e9 * self._peaks.compute_seconds(2 * products, self._size * elements - saved + cached)
 
     def _compute_collectives_ns(self, layers: LayerSizes, shape: MeshShape, row_bytes: int) -> float:
         """Return the time in ns of one layer's all-reduces over `tp` ranks and all-to-alls over `ep` groups.

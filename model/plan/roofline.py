@@ -234,7 +234,7 @@ def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -
     products = model.active + model.head_parameters + model.count_products(Phase.decode, context)
     return Work(
         2.0 * batch * products,
-        DTYPE_BYTES[dtype] * model.count_parameters_read(batch),
+        model.count_bytes_read(batch, dtype),
         batch * model.count_cache_bytes(context, dtype, read=True),
     )
 
@@ -246,10 +246,8 @@ def count_prefill_work(model: ModelSizes, dtype: str, batch: int, tokens: int) -
     for one window of each prompt.
     """
     products = model.active * tokens + model.head_parameters + model.count_products(Phase.prefill, tokens)
-    weights = model.count_parameters_read(batch * tokens)
+    weight_bytes = model.count_bytes_read(batch * tokens, dtype)
     for window in filter(None, (network.window for network in model.network.before.values())):
         products += model.parameters["aside"] * window + model.aside.count_products(Phase.prefill, window)
-        weights += model.parameters["aside"]
-    return Work(
-        2.0 * batch * products, DTYPE_BYTES[dtype] * weights, batch * model.count_cache_bytes(tokens, dtype)
-    )
+        weight_bytes += DTYPE_BYTES[dtype] * model.parameters["aside"]
+    return Work(2.0 * batch * products, weight_bytes, batch * model.count_cache_bytes(tokens, dtype))

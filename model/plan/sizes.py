@@ -62,6 +62,7 @@ class LayerSizes:
     | `component` | component of all weights; if empty, each weight has its own |
     | `count_elements(tp, ep=1)` | elements of weights on a rank by component; see `_count_elements` |
     | `count_weight_bytes(tp, ep, dtype)` | bytes of weights on a rank; see `_count_weight_bytes` |
+    | `count_saved_bytes(tp, ep, dtype)` | bytes that stored weights save; see `_count_saved_bytes` |
     | `count_page_bytes(tp, dtype, read=False)` | cache bytes of one position or slot; see `_count_page_bytes` |
     | `count_products(phase, tokens, tp=1)` | multiply-adds without weights; see `_count_products` |
     """
@@ -84,6 +85,7 @@ class LayerSizes:
         ]
         self.count_elements = lru_cache(maxsize=None)(self._count_elements)
         self.count_weight_bytes = lru_cache(maxsize=None)(self._count_weight_bytes)
+        self.count_saved_bytes = lru_cache(maxsize=None)(self._count_saved_bytes)
         self.count_page_bytes = lru_cache(maxsize=None)(self._count_page_bytes)
         self.count_products = lru_cache(maxsize=None)(self._count_products)
 
@@ -136,18 +138,34 @@ class LayerSizes:
             ep: groups of `tp` ranks that divide the routed experts among them.
             dtype: float32, float16 or bfloat16.
         """
-        stored = 0
-        plain = self.count_elements(tp, ep).total()
-        if self._weight_format is not None:
-            weights = [weight for _, weight in self._weights]
-            dtypes = plan_weight_dtypes(weights, self._weight_format, np.dtype(np.float32))
-            for _, weight in self._weights:
-                shard = Shard(0, tp, 0, ep)
-                if weight.find_format(shard, dtypes) is not None:
-                    plain -= prod(weight.shape(shard))
-                    arrays = weight.describe(shard, dtypes).values()
-                    stored += sum(prod(shape) * element.itemsize for shape, element in arrays)
-        return stored + plain * DTYPE_BYTES[dtype]
+        plain = self.count_elements(tp, ep).total() * DTYPE_BYTES[dtype]
+        return plain - self.count_saved_bytes(tp, ep, dtype).total()
+
+    def _count_saved_bytes(self, tp: int, ep: int, dtype: str) -> Counter[str]:
+        """Return how many bytes fewer than in `dtype` the weights of a rank take as they are stored, by component.
+
+        The arguments are those of `_count_weight_bytes`.
+        """
+        saved = Counter[str]()
+        if self._weight_format is None:
+            return saved
+        shard = Shard(0, tp, 0, ep)
+        weights = [weight for _, weight in self._weights]
+        dtypes = plan_weight_dtypes(weights, self._weight_format, np.dtype(np.float32))
+        for component, weight in self._weights:
+            if weight.find_format(shard, dtypes) is not None:
+                arrays = weight.describe(shard, dtypes).values()
+                stored = sum(prod(shape) * element.itemsize for shape, element in arrays)
+                saved[component] += prod(weight.shape(shard)) * DTYPE_BYTES[dtype] - stored
+        return saved
+
+    def count_saved_bytes_read(self, tokens: int, tp: int, ep: int, dtype: str) -> float:
+        """Return how many bytes fewer than in `dtype` a rank reads of the weights that `tokens` tokens use together.
+
+        The other arguments are those of `_count_weight_bytes`.
+        """
+        saved = self.count_saved_bytes(tp, ep, dtype)
+        return saved.total() - saved["experts"] * (1 - self.compute_share_of_experts(tokens))
 
     def _count_page_bytes(self, tp: int, dtype: str, read: bool = False) -> Counter[CacheGroup]:
         """Return the cache bytes of one position or slot on a rank, by cache group.
@@ -321,6 +339,17 @@ class ModelSizes:
         blocks = sum(section.count * section.count_active(tokens) for section in self.blocks)
         embedding = self.embedding.parameters.total() - self.embedding.parameters["rows"]
         return blocks + embedding + self.parameters["head"] + self.head.parameters["norms"]
+
+    def count_bytes_read(self, tokens: int, dtype: str) -> float:
+        """Return the expected bytes of weights that a pass of `tokens` tokens reads from memory.
+
+        Weights that kernels read in the model's weight format count as stored, all others in `dtype`. The parameters
+        are those of `count_parameters_read`.
+        """
+        saved = self.head.count_saved_bytes_read(tokens, 1, 1, dtype) + sum(
+            section.count * section.count_saved_bytes_read(tokens, 1, 1, dtype) for section in self.blocks
+        )
+        return DTYPE_BYTES[dtype] * self.count_parameters_read(tokens) - saved
 
     @property
     def active(self) -> int:

@@ -118,6 +118,19 @@ def test_the_shares_of_a_step_are_all_of_it(shape: MeshShape) -> None:
     assert (step.collectives > 0) == (shape.ranks > 1) and (step.bubble > 1e-9) == (shape.pp > 1)
 
 
+@pytest.mark.parametrize("shape", [MeshShape(1), MeshShape(8)], ids=str)
+def test_a_step_of_quantised_weights_is_estimated_by_their_stored_bytes(shape: MeshShape) -> None:
+    """The core's time of a step is that of its bytes; fp8 halves those of the layers, scales aside."""
+    sizes = [load_model(CONFIGS / "llama-3.1-8b.json", quantization=name) for name in (None, "fp8")]
+    steps = [
+        Meshes(model, "bfloat16", find_instance("trn2.48xlarge"), 64, 1).estimate_step(shape, 1)
+        for model in sizes
+    ]
+    plain, stored = (step.core * step.step_ns for step in steps)
+    read = [size.count_bytes_read(1, "bfloat16") - size.embedding.parameters.total() * 2 for size in sizes]
+    assert stored / plain == pytest.approx(read[1] / read[0], rel=1e-2)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int) -> None:
     """As the dry runs of all ranks say, but for floors, to which a plan keeps."""

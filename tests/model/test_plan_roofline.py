@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from statistics import median
 
@@ -12,6 +13,7 @@ from model.device import chip
 from model.errors import ModelError
 from model.plan import roofline
 from model.plan.document import build_document
+from model.plan.memory import compute_footprint
 from model.plan.origin import Confidence
 from model.plan.plan import Request, make_plan
 from model.plan.roofline import ACCELERATORS, LEAST, USUAL, Bound, parse_accelerator
@@ -39,6 +41,34 @@ def test_decoding_llama_2_13b_on_an_h100(batch, milliseconds, tokens_per_s) -> N
 
 def _digits(value: float, like: str) -> str:
     return f"{value:.{len(like.partition('.')[2])}f}"
+
+
+def test_a_step_reads_quantised_weights_as_they_are_stored() -> None:
+    """Llama-3.1-8B: one byte for each element of its layers, and four bytes for the scale of each output."""
+    outputs = 4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
+    elements = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
+    quantised = load_model(CONFIGS / "llama-3.1-8b.json", quantization="fp8")
+    for count in (roofline.count_decode_work, roofline.count_prefill_work):
+        before, after = (count(sizes, "bfloat16", 4, 1024) for sizes in (model("llama-3.1-8b"), quantised))
+        assert before.weight_bytes - after.weight_bytes == 32 * (elements - 4 * outputs)
+        assert (before.operations, before.cache_bytes) == (after.operations, after.cache_bytes)
+
+
+def test_a_step_reads_the_stored_bytes_of_the_experts_that_it_uses(tmp_path) -> None:
+    """DeepSeek-V3 as published, in blocks of 128 by 128; experts have them in kernels."""
+    fields = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    fields["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    before, after = model("deepseek-v3"), load_model(tmp_path)
+    routed = 58 * 256 * 3 * 7168 * 2048
+    saved = routed * (1 - 4 / 128**2)
+    assert compute_footprint(before, "bfloat16", 1, 1).weight_bytes - saved == pytest.approx(
+        compute_footprint(after, "bfloat16", 1, 1).weight_bytes, rel=1e-9
+    )
+    for batch in (1, 32):
+        share = 1 - (1 - 8 / 256) ** batch
+        works = [roofline.count_decode_work(sizes, "bfloat16", batch, 1024) for sizes in (before, after)]
+        assert works[0].weight_bytes - works[1].weight_bytes == pytest.approx(saved * share, rel=1e-9)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
