@@ -26,6 +26,7 @@ Tiling
         alone: with lists, the rows of all choices are found while the first block is computed.
     For each 128 tokens: the K results of each are gathered, weighted and added in float32. Weighted biases b_down are a
         product of the weights of all experts with all biases.
+    Scales of columns multiply the sums as they leave PSUM; scales of blocks multiply the weights as they are loaded.
     Choices of experts of other ranks get a row after all blocks, where nothing is written or read.
 
 Cores
@@ -45,6 +46,9 @@ Cost
         54 % for H = 2048, F = 192, E = 128, K = 8, where rows and results are as many bytes as weights;
         51 % for H = 2880, F = 360, E = 32, K = 4 with biases and the clamped gate, where a quarter of the Tensor
         engine's time goes to short last tiles of 32 rows and 104 columns, and to transposes.
+    For T = 512, in program order, weights of 8 bits with scales of columns take as long as in bfloat16 (H = 2048,
+    F = 192, E = 128, K = 8: 1015 us, in bfloat16 1016). With scales of blocks Vector engine and GpSimd are the bound:
+    1919 us, and 2706 instead of 1086 (H = 4096, F = 1792, E = 8, K = 2).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def load_block_scales(stack, expert):
     return tile
 
 
-def load_expert_blocks(stack, expert, block_range, columns, dtype, scales):
+def load_expert_blocks(stack, expert, block_range, columns, dtype, scales, index):
     """Load K blocks of some columns of an expert's weight as a new SBUF tile [k in block, block, column] of `dtype`.
 
     Args:
@@ -61,6 +61,7 @@ def load_expert_blocks(stack, expert, block_range, columns, dtype, scales):
         block_range, columns: ranges (first, end) of K blocks and columns; columns begin with a block.
         dtype: of the tile.
         scales: of the whole weight in SBUF, by which the elements are multiplied; None to leave the elements.
+        index: number of the tile among those that are widened; GpSimd widens odd ones, the Vector engine others.
     """
     elements = stack.elements
     depth, pitch = elements.shape[1], elements.shape[2]
@@ -86,25 +87,37 @@ def load_expert_blocks(stack, expert, block_range, columns, dtype, scales):
     column_blocks = (first_column // PARTITIONS, blocks(end_column))
     if full > 0:
         last = first_block + full
-        widen(converted[:, 0:full, :], raw[:, 0:full, :], stack, scales, (first_block, last), column_blocks)
+        widen(
+            converted[:, 0:full, :],
+            raw[:, 0:full, :],
+            stack,
+            scales,
+            (first_block, last),
+            column_blocks,
+            index,
+        )
     if short:
         rows = slice(full, full + 1)
         last = (first_block + full, end_block)
-        widen(converted[0:height, rows, :], raw[0:height, rows, :], stack, scales, last, column_blocks)
+        widen(converted[0:height, rows, :], raw[0:height, rows, :], stack, scales, last, column_blocks, index)
     return converted
 
 
-def widen(dst, raw, stack, scales, k_blocks, column_blocks):
+def widen(dst, raw, stack, scales, k_blocks, column_blocks, index):
     """Write loaded elements times their scales to `dst`, both SBUF tiles [k in block, K block, column].
 
     Args:
         stack: the `WeightMatrix` of the elements.
         scales: of the whole weight in SBUF, or None to convert the elements alone.
         k_blocks, column_blocks: ranges (first, end) of the weight's blocks that the tiles have.
+        index: see `load_expert_blocks`.
     """
     if scales is None:
         convert(dst, raw, stack)
         return
+    # On gen2 GpSimd and the Vector engine wait for each other at their port.
+    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    engine = nisa.engine.gpsimd if index % 2 == 1 and not gen2 else nisa.engine.vector
     height, width = raw.shape[0], raw.shape[2]
     first, end = k_blocks
     factors = scales[0:height, first:end, column_blocks[0] : column_blocks[1]]
@@ -114,11 +127,12 @@ def widen(dst, raw, stack, scales, k_blocks, column_blocks):
         factor = factors[:, :, 0:full].expand_dim(3).broadcast(3, PARTITIONS)
         elements = raw[:, :, 0:used].reshape_dim(2, (full, PARTITIONS))
         target = dst[:, :, 0:used].reshape_dim(2, (full, PARTITIONS))
-        nisa.tensor_tensor(dst=target, data1=elements, data2=factor, op=nl.multiply)
+        nisa.tensor_tensor(dst=target, data1=elements, data2=factor, op=nl.multiply, engine=engine)
     if full * PARTITIONS < width:
         factor = factors[:, :, full : full + 1].broadcast(2, width - full * PARTITIONS)
         columns = slice(full * PARTITIONS, width)
-        nisa.tensor_tensor(dst=dst[:, :, columns], data1=raw[:, :, columns], data2=factor, op=nl.multiply)
+        target, elements = dst[:, :, columns], raw[:, :, columns]
+        nisa.tensor_tensor(dst=target, data1=elements, data2=factor, op=nl.multiply, engine=engine)
 
 
 def copy_scaled_rows(x, scales, k_heights, index):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS, blocks, ranges
 from nki_kernels.weights import view_expert
 
@@ -102,35 +101,39 @@ def load_lines(arrays, expert, first, end):
         for i in range(start, stop):
             line = (i - start) * count
             source = view_expert(arrays[i], expert, [[height, full], [1, height]], first)
-            transfer(tile[line : line + full, :], source, SCALAR)
+            nisa.dma_copy(dst=tile[line : line + full, :], src=source)
             if full < count:
                 short = width - full * height
                 source = view_expert(arrays[i], expert, [[short, 1], [1, short]], first + full * height)
-                transfer(tile[line + full : line + count, 0:short], source, SCALAR)
+                nisa.dma_copy(dst=tile[line + full : line + count, 0:short], src=source)
         lines.append(tile)
     return ColumnLines(lines, count)
 
 
-def repeat_down_scales(layer, expert, rows):
-    """Return the scales of an expert's down on every row, float32 [row, H] @ SBUF; None for a weight without scales.
+def load_down_lines(scales, expert):
+    """Load an expert's scales of down, a row of [E, 1, H] @ HBM, onto the first partition of each quadrant in SBUF.
 
-    The Vector engine copies a row within quadrants of 32 partitions.
-
-    Args:
-        layer: `ExpertLayer`.
-        expert: `ExpertIndex`.
-        rows: number of rows, at most 128.
+    Returns a list of float32 tiles [128, column], each with up to REPEATED_COLUMNS columns. expert: `ExpertIndex`.
     """
-    scales = layer.weights.w_down.scales
-    if scales is None:
-        return None
-    hidden = scales.shape[2]
-    height = QUADRANT * blocks(rows, QUADRANT)
-    repeated = nl.ndarray((height, hidden), dtype=nl.float32, buffer=nl.sbuf)
-    for first, end in ranges(0, hidden, REPEATED_COLUMNS):
-        lines = nl.ndarray((height, end - first), dtype=nl.float32, buffer=nl.sbuf)
-        for line in range(0, height, QUADRANT):
+    lines = []
+    for first, end in ranges(0, scales.shape[2], REPEATED_COLUMNS):
+        tile = nl.ndarray((PARTITIONS, end - first), dtype=nl.float32, buffer=nl.sbuf)
+        for line in range(0, PARTITIONS, QUADRANT):
             source = view_expert(scales, expert, [[end - first, 1], [1, end - first]], first)
-            transfer(lines[line : line + 1, :], source, SCALAR)
-        nisa.nc_stream_shuffle(dst=repeated[:, first:end], src=lines, shuffle_mask=[0] * QUADRANT)
+            nisa.dma_copy(dst=tile[line : line + 1, :], src=source)
+        lines.append(tile)
+    return lines
+
+
+def repeat_down_lines(lines, hidden):
+    """Return scales of down on every partition, float32 [128, H] in SBUF, from the list of `load_down_lines`.
+
+    The Vector engine copies a row within quadrants of 32 partitions. hidden: H.
+    """
+    repeated = nl.ndarray((PARTITIONS, hidden), dtype=nl.float32, buffer=nl.sbuf)
+    first = 0
+    for tile in lines:
+        end = first + tile.shape[1]
+        nisa.nc_stream_shuffle(dst=repeated[:, first:end], src=tile, shuffle_mask=[0] * QUADRANT)
+        first = end
     return repeated

@@ -22,7 +22,7 @@ from nki_kernels.experts.chunk_products import (
     multiply_gate_and_up,
     split_blocks,
 )
-from nki_kernels.experts.column_lines import repeat_down_scales
+from nki_kernels.experts.column_lines import repeat_down_lines
 from nki_kernels.experts.indices import view_rows
 from nki_kernels.experts.row_assignment import find_dealt_blocks
 from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
@@ -121,8 +121,8 @@ def finish_down(row_blocks, pending):
     tiles = ranges(0, row_blocks.layout.rows)
     # Sums over chunks are multiplied once, when the last chunk is added.
     scales = None
-    if len(pending.targets) > 0:
-        scales = repeat_down_scales(row_blocks.layer, weights.expert, tiles[0][1])
+    if len(weights.down_lines) > 0:
+        scales = repeat_down_lines(weights.down_lines, n.shape[1])
     for m in range(len(tiles)):  # m: row tile
         first, end = tiles[m]
         total = pending.sums[m] if m < len(pending.sums) else None

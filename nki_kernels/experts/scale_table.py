@@ -60,13 +60,11 @@ class ScaleTable(nl.NKIObject):
     done: int = 0
 
     def advance(self, index):
-        """Make the numbers of pass number `index` available; is called for each pass in order.
+        """Make the numbers of pass number `index` available; is called for each pass in order after `begin_window(0)`.
 
         A part of the next window's numbers is loaded and transposed.
         """
         if index % WINDOW == 0:
-            if index == 0:
-                self.begin_window(0)
             while self.done < len(self.pieces) or self.lines is not None:
                 self.take_piece(index)
             self.columns = self.following

@@ -15,7 +15,7 @@ import nki.language as nl
 
 from nki_kernels.experts.arguments import ExpertWeights
 from nki_kernels.experts.block_scales import load_block_scales, load_expert_blocks
-from nki_kernels.experts.column_lines import ColumnLines, load_lines
+from nki_kernels.experts.column_lines import ColumnLines, load_down_lines, load_lines
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, ranges
 from nki_kernels.weights import (
@@ -101,7 +101,8 @@ class WeightChunk(nl.NKIObject):
 
     down: for each block of the columns a tile [f in block, H], empty before `load_down`. factors: scales and biases of
     gate and up as `ColumnLines`, if the weights have scales; then gate and up themselves have no bias. Else None.
-    down_scales: block scales of down, float32 [128, block of the columns, block of H] @ SBUF, or None.
+    down_scales: block scales of down, float32 [128, block of the columns, block of H] @ SBUF, or None. down_lines:
+    scales of the columns of down, see `load_down_lines`, in the last chunk of an expert in a prompt; else empty.
     """
 
     expert: ExpertIndex
@@ -112,6 +113,7 @@ class WeightChunk(nl.NKIObject):
     down: list
     factors: ColumnLines | None
     down_scales: nl.NkiTensor | None
+    down_lines: list
 
 
 def create_layer(weights, activation, rows, dtype, block_rows):
@@ -194,19 +196,20 @@ def has_gate_scales(weights):
     return has_scales or gate.block_scales is not None or up.block_scales is not None
 
 
-def load_chunk(layer, expert, chunk, factors=None):
+def load_chunk(layer, expert, chunk, loads_factors=True):
     """Load the gate and up columns and biases of chunk number `chunk` of an expert into SBUF; return the `WeightChunk`.
 
     Its rows of down are not loaded: `load_down` appends them.
 
     Args:
         expert: `ExpertIndex`.
-        factors: `ColumnLines` of the chunk that are in SBUF already; None to load them if the weights have scales.
+        loads_factors: whether scales and biases for `chunk.factors` are loaded, if the weights have scales.
     """
     weights = layer.weights
     first, end = layer.chunks[chunk]
     clamped = layer.activation == "swigluoai"
-    if factors is None and len(list_gate_factors(weights)) > 0:
+    factors = None
+    if loads_factors and len(list_gate_factors(weights)) > 0:
         factors = load_lines(list_gate_factors(weights), expert, first, end)
     if chunk == 0:
         layer.block_scales = []
@@ -220,8 +223,8 @@ def load_chunk(layer, expert, chunk, factors=None):
     down_scales = None
     if layer.block_scales[2] is not None:
         down_scales = layer.block_scales[2][:, column_blocks, :]
-    gate_pieces = load_columns(layer, weights.w_gate, expert, first, end, layer.block_scales[0])
-    up_pieces = load_columns(layer, weights.w_up, expert, first, end, layer.block_scales[1])
+    gate_pieces = load_columns(layer, weights.w_gate, expert, first, end, layer.block_scales[0], 0)
+    up_pieces = load_columns(layer, weights.w_up, expert, first, end, layer.block_scales[1], 1)
     b_gate, b_up = None, None
     if weights.b_gate is not None and not has_gate_scales(weights):
         b_gate = load_bias(weights.b_gate, expert, first, end, layer.dtype, 1)
@@ -229,7 +232,7 @@ def load_chunk(layer, expert, chunk, factors=None):
     ones = None if b_gate is None else layer.ones
     gate = ChunkColumns(weights.w_gate, expert, first, end, gate_pieces, b_gate, ones, sums_scales[0])
     up = ChunkColumns(weights.w_up, expert, first, end, up_pieces, b_up, layer.ones, sums_scales[1])
-    return WeightChunk(expert, first, end, gate, up, [], factors, down_scales)
+    return WeightChunk(expert, first, end, gate, up, [], factors, down_scales, [])
 
 
 def load_down(layer, chunk):
@@ -237,7 +240,10 @@ def load_down(layer, chunk):
 
     It is called once the rows of the chunk before were multiplied and make room.
     """
-    stack, hidden = layer.weights.w_down, layer.weights.w_down.elements.shape[2]
+    stack = layer.weights.w_down
+    _, inner, hidden = stack.elements.shape
+    if stack.scales is not None and layer.widens and chunk.end == inner:
+        chunk.down_lines = load_down_lines(stack.scales, chunk.expert)
     for start, end in ranges(chunk.first, chunk.end):
         if chunk.down_scales is None or not layer.widens:
             chunk.down.append(load_expert_rows(stack, chunk.expert, start, end, layer.down_dtype))
@@ -245,35 +251,35 @@ def load_down(layer, chunk):
             block = start // PARTITIONS
             scales = layer.block_scales[2]
             rows = load_expert_blocks(
-                stack, chunk.expert, (block, block + 1), (0, hidden), layer.down_dtype, scales
+                stack, chunk.expert, (block, block + 1), (0, hidden), layer.down_dtype, scales, block
             )
             chunk.down.append(rows[0 : end - start, 0, :])
 
 
-def load_columns(layer, stack, expert, first, end, scales):
+def load_columns(layer, stack, expert, first, end, scales, index):
     """Return columns first … end - 1 of an expert's weight [H, F] as a list of `ColumnPiece`, loaded if not streamed.
 
     stack: `WeightMatrix` with the weights of all experts, [E, H, F] @ HBM. scales: block scales of the expert in SBUF,
-    which multiply the elements if `layer` widens; or None.
+    which multiply the elements if `layer` widens; or None. index: that of the first piece, see `load_expert_blocks`.
     """
     pieces = []
     for start, stop in ranges(0, blocks(stack.elements.shape[1]), count_piece_blocks(end - first, stack)):
         tile = None
         if not layer.streams:
-            tile = load_piece(layer, stack, expert, (start, stop), (first, end), scales)
+            tile = load_piece(layer, stack, expert, (start, stop), (first, end), scales, index + len(pieces))
         pieces.append(ColumnPiece(start, stop, tile))
     return pieces
 
 
-def load_piece(layer, stack, expert, block_range, columns, scales):
+def load_piece(layer, stack, expert, block_range, columns, scales, index):
     """Load blocks (first, end) of H of columns (first, end) of an expert's weight into a new SBUF tile.
 
-    The other arguments are those of `load_columns`.
+    index: see `load_expert_blocks`. The other arguments are those of `load_columns`.
     """
     if layer.in_runs:
         return load_expert_runs(stack, expert, block_range, columns, layer.gate_dtype)
     factors = scales if layer.widens else None
-    return load_expert_blocks(stack, expert, block_range, columns, layer.gate_dtype, factors)
+    return load_expert_blocks(stack, expert, block_range, columns, layer.gate_dtype, factors, index)
 
 
 def take_tile(layer, columns, piece):
@@ -281,7 +287,9 @@ def take_tile(layer, columns, piece):
     if piece.tile is not None:
         return piece.tile
     block_range = (piece.first_block, piece.end_block)
-    return load_piece(layer, columns.stack, columns.expert, block_range, (columns.first, columns.end), None)
+    return load_piece(
+        layer, columns.stack, columns.expert, block_range, (columns.first, columns.end), None, 0
+    )
 
 
 def count_piece_blocks(columns, stack):
