@@ -24,7 +24,7 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.norms.runs import RowFactors
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
-from nki_kernels.projection.zero_points import load_zero_points, negate_sums
+from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import (
     choose_operand_dtype,
@@ -77,7 +77,8 @@ class GatedProduct(nl.NKIObject):
     first pieces of the weights in SBUF, see `load_early_pieces`; None for none. layout:
     GateLayout if x is stationary in groups of columns of the PE array, see `grouped_gate`, else None. Then
     scales are those of `load_group_scales`. group_factors: result of `compute_group_factors` for a product
-    with a layout and a norm, else None.
+    with a layout and a norm, else None. loaded: the first piece of the next unit's weights, if it is in SBUF.
+    minus_ones: result of `fill_minus_ones` once the first sums are computed.
     """
 
     weights: list
@@ -93,6 +94,8 @@ class GatedProduct(nl.NKIObject):
     early_pieces: list | None = None
     layout: GateLayout | None = None
     group_factors: nl.NkiTensor | None = None
+    loaded: nl.NkiTensor | None = None
+    minus_ones: nl.NkiTensor | None = None
 
     def find_negated_sums(self, x):
         """Return the result of `negate_sums` for rows x, [h in block, block, row] in SBUF; the first call computes it.
@@ -100,7 +103,9 @@ class GatedProduct(nl.NKIObject):
         A caller with other rows sets `negated_sums` to None before.
         """
         if self.negated_sums is None:
-            self.negated_sums = negate_sums(x, self.hidden)
+            if self.minus_ones is None:
+                self.minus_ones = fill_minus_ones(x.dtype)
+            self.negated_sums = negate_sums(x, self.hidden, self.minus_ones)
         return self.negated_sums
 
     def load_scales(self):
@@ -177,7 +182,7 @@ def needs_tail_in_both_halves(weights):
     return len(weights) == 2 and inner > PARTITIONS and count_packed_columns(inner) == PARTITIONS // 2
 
 
-def compute_unit(product, intermediate, x, first_column, planned_loads):
+def compute_unit(product, intermediate, x, first_column, planned_loads, next_column=None, next_chunk=None):
     """Write activation(x @ w_gate) * (x @ w_up) to the SBUF tile `intermediate`, for columns from `first_column` on.
 
     They are as many columns as half of the PSUM banks hold, a unit, or those that remain. Without w_gate it
@@ -189,9 +194,22 @@ def compute_unit(product, intermediate, x, first_column, planned_loads):
         x: [h in block, block, row] in SBUF.
         first_column: a multiple of the columns of a unit.
         planned_loads: PlannedLoads for later work, which are issued evenly between the loads of the weights.
+        next_column: first column of the next unit for as many rows; None for none. next_chunk: ChunkStart of the next
+            chunk, or None. Their first pieces are loaded before the sums are read out if the weights have 4 bits: the
+            Vector engine unpacks them while it would wait for the sums.
     """
     unit = allocate_unit(product, first_column, x.shape[2])
     accumulate(unit, product, x, planned_loads)
+    if product.weights[0].nibbles is not None:
+        if next_column is not None:
+            end_column = min(product.inner, next_column + count_unit_columns(product, x.shape[2]))
+            following = GatedUnit(next_column, end_column, 0, 1, [], None)
+            count = count_piece_blocks(product, end_column - next_column, x.dtype)
+            dtype = choose_operand_dtype(product.weights, x.dtype)
+            end_block = min(count, blocks(product.hidden))
+            product.loaded = provide_piece(following, product, 0, end_block, dtype)
+        if next_chunk is not None:
+            next_chunk.load()
     if product.row_factors is not None:
         multiply_rows(unit, product)
     for bank in range(len(unit.banks[0])):
@@ -211,10 +229,16 @@ def accumulate(unit, product, x, planned_loads):
     blocks_per_piece = count_piece_blocks(product, width, x.dtype)
     pairs_blocks = x.dtype == nl.float8_e4m3
     packed = product.weights[0].nibbles is not None
+    if packed:
+        # Before the products, so that their last ones do not wait for the sums.
+        product.find_negated_sums(x)
     triggered = 0
     for first_block in range(0, blocks(hidden), blocks_per_piece):
         end_block = min(blocks(hidden), first_block + blocks_per_piece)
-        piece = provide_piece(unit, product, first_block, end_block, operand_dtype)
+        piece = product.loaded
+        if piece is None:
+            piece = provide_piece(unit, product, first_block, end_block, operand_dtype)
+        product.loaded = None
         loaded_rows = min(hidden, end_block * PARTITIONS)
         due = blocks(len(planned_loads) * loaded_rows, hidden)  # as great a part of them as of the weights
         # The queue is served in order, so loads for later work follow the piece that the next matmuls wait for.
@@ -231,7 +255,6 @@ def accumulate(unit, product, x, planned_loads):
                 continue
             add_block(unit, piece[0:used, :, k - first_block, :], x[0:used, k, :], k > 0)
     if packed:
-        # The sums come last, so that no product waits for them.
         zero_points = load_zero_points(select_unit_columns(unit, product), operand_dtype)
         add_block(unit, zero_points, product.find_negated_sums(x), True)
 

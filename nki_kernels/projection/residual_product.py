@@ -25,7 +25,7 @@ from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.sums import OutputChunk, RankSum
-from nki_kernels.projection.zero_points import load_zero_points, negate_sums
+from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -42,6 +42,9 @@ PIECE_ELEMENTS = 1024
 
 Larger pieces load no faster once all 16 DMA engines are busy, and the products with the last piece end later.
 """
+
+PACKED_ELEMENTS = 8 * PIECE_ELEMENTS
+"""Elements per partition of one loaded piece of a weight of 4 bits, which few instructions unpack."""
 
 VECTOR_SHARE = 2
 """From gen3 on the Vector engine reads out one of so many PSUM banks, the Scalar engine the others."""
@@ -83,7 +86,8 @@ class ResidualProduct(nl.NKIObject):
     of a row tile, one for each row tile so far; None to multiply nothing. scales: [1, N] float32 @ HBM, those of
     the weight's columns; None for a plain weight. column_scales: [row, N] in SBUF with the scales on every row
     once `load_scales` has run; None before, and for a plain weight. negated_sums: for a weight of 4 bits the sums of
-    the rows, see `find_negated_sums`; None before, and for other weights.
+    the rows, see `find_negated_sums`; None before, and for other weights. minus_ones: result of `fill_minus_ones` once
+    the first sums are computed.
     """
 
     y: nl.NkiTensor
@@ -96,6 +100,7 @@ class ResidualProduct(nl.NKIObject):
     scales: nl.NkiTensor | None = None
     column_scales: nl.NkiTensor | None = None
     negated_sums: list | None = None
+    minus_ones: nl.NkiTensor | None = None
 
     def find_negated_sums(self, x_parts):
         """Return the results of `negate_sums` for x_parts, the SBUF tiles of the rows in a list.
@@ -106,7 +111,9 @@ class ResidualProduct(nl.NKIObject):
             self.negated_sums = []
             for index in range(len(x_parts)):
                 depth = self.weight.matrices[index].count_rows()
-                self.negated_sums.append(negate_sums(x_parts[index], depth))
+                if self.minus_ones is None:
+                    self.minus_ones = fill_minus_ones(x_parts[index].dtype)
+                self.negated_sums.append(negate_sums(x_parts[index], depth, self.minus_ones))
         return self.negated_sums
 
     def load_scales(self, rows):
@@ -173,7 +180,39 @@ def count_chunk_columns(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, count_tile_rows(ranks)))
 
 
-def compute_chunk(product, x_parts, first_row, first_column):
+@dataclass
+class ChunkStart(nl.NKIObject):
+    """The first piece of a chunk whose weight has 4 bits, to be unpacked ahead.
+
+    product: ResidualProduct. x_parts: its rows, see `compute_chunk`. first_column: the chunk's. piece: WeightPiece once
+    `load` has run, else None.
+    """
+
+    product: ResidualProduct
+    x_parts: list
+    first_column: int
+    piece: WeightPiece | None = None
+
+    def load(self):
+        """Load and unpack the piece, unless that is done."""
+        if self.piece is None:
+            weight, x = self.product.weight, self.x_parts[0]
+            ranks = self.product.rank_sum.sequence_ranks
+            end = self.first_column + count_chunk_columns(x.shape[2], ranks)
+            columns = (self.first_column, min(self.product.y.shape[1], end))
+            count = choose_packed_blocks(PACKED_ELEMENTS // (columns[1] - columns[0]))
+            self.piece = load_piece(weight.matrices[0], weight, 0, count, columns, x)
+
+
+def plan_chunk_start(product, x_parts, first_column):
+    """Return the ChunkStart of a chunk of a ResidualProduct; None unless its weight has 4 bits and is not resident."""
+    weight = product.weight
+    if weight.matrices[0].nibbles is None or weight.resident_tiles is not None:
+        return None
+    return ChunkStart(product, x_parts, first_column)
+
+
+def compute_chunk(product, x_parts, first_row, first_column, start=None, following=None):
     """Compute the chunk of y that begins at `first_row` and `first_column`.
 
     On one rank the chunk is stored to y. Else its partial sums are appended to the rank sum, which stores it
@@ -185,6 +224,8 @@ def compute_chunk(product, x_parts, first_row, first_column):
             It has all rows of the chunk, and of rows that are cut, those of every rank.
         first_row: first row of y, counted among the rows of one rank.
         first_column: first column of y; the chunk has as many as `count_chunk_columns` returns, or those that remain.
+        start, following: ChunkStarts of the chunk and of the next one, or None. The next one is loaded before the sums
+            are read out: the Vector engine unpacks it while it would wait for the sums.
     """
     rank_sum, weight = product.rank_sum, product.weight
     rows = x_parts[0].shape[2]
@@ -195,6 +236,9 @@ def compute_chunk(product, x_parts, first_row, first_column):
         if product.scales is None or x_parts[0].dtype == nl.float8_e4m3
         else choose_group_width(rows)
     )
+    if weight.matrices[0].nibbles is not None:
+        # Before the products, so that their last ones do not wait for the sums.
+        product.find_negated_sums(x_parts)
     accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
     for index in range(len(x_parts)):
         x = x_parts[index]
@@ -203,9 +247,11 @@ def compute_chunk(product, x_parts, first_row, first_column):
         if x.dtype == nl.float8_e4m3:
             blocks_per_piece += blocks_per_piece % 2
         if weight.matrices[index].nibbles is not None:
-            blocks_per_piece = choose_packed_blocks(4 * PIECE_ELEMENTS // width)
+            blocks_per_piece = choose_packed_blocks(PACKED_ELEMENTS // width)
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
-            piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
+            piece = start.piece if start is not None and index == 0 and k == 0 else None
+            if piece is None:
+                piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
             if rank_sum.replica_group is None:
                 chunk.load_residual(rank_sum.sequence_ranks)
@@ -215,6 +261,8 @@ def compute_chunk(product, x_parts, first_row, first_column):
                 accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
     if weight.matrices[0].nibbles is not None:
         add_zero_points(accumulators, product, x_parts, chunk.columns, group_width)
+    if following is not None:
+        following.load()
     if rank_sum.replica_group is None:
         shape = (min(rows, PARTITIONS), blocks(rows), width)
         result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)

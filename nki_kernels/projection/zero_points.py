@@ -22,18 +22,24 @@ SYMMETRIC_ZERO = 8
 """The zero point of every column where none is stored."""
 
 
-def negate_sums(x, depth):
+def fill_minus_ones(dtype):
+    """Return a new SBUF tile [128, 128] of -1, with which `negate_sums` multiplies rows of `dtype`."""
+    return filled((PARTITIONS, PARTITIONS), -1.0, dtype)
+
+
+def negate_sums(x, depth, minus_ones):
     """Return the block of minus the sums of the rows of `x`, [ROWS, row] in SBUF in x's dtype.
 
     x: SBUF tile [k in block, block, row] with `depth` elements of each row. It is float32 or has 16 bits; float32 needs
-    one part.
+    one part. minus_ones: result of `fill_minus_ones`.
     """
     rows = x.shape[2]
     bank = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
-    ones = filled((x.shape[0], PARTITIONS), -1.0, x.dtype)
     for block in range(blocks(depth)):
         used = count_block_partitions(depth, block, False)
-        nisa.nc_matmul(dst=bank, stationary=ones[0:used, :], moving=x[0:used, block, :], accumulate=block > 0)
+        nisa.nc_matmul(
+            dst=bank, stationary=minus_ones[0:used, :], moving=x[0:used, block, :], accumulate=block > 0
+        )
     result = nl.ndarray((ROWS, rows), dtype=x.dtype, buffer=nl.sbuf)
     nisa.memset(dst=result, value=0.0, engine=nisa.engine.vector)
     remaining = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
