@@ -173,11 +173,6 @@ class Evaluation:
         }
         self.measured = {name: Measured() for name in self._numpy}
 
-    @property
-    def result(self) -> Measured:
-        """Sums of the quantised model as a runtime of the scheme computes it."""
-        return self.measured[SCHEME if SCHEME in self.measured else WEIGHTS]
-
     def advance(self, layer: Layer, index: int, is_last: bool) -> None:
         """Compute the layer `index` of all variants, add its error, and after the last layer measure the logits.
 

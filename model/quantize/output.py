@@ -22,7 +22,7 @@ from model.quantize.schemes import Method, Scheme
 _SUFFIX = ".weight"
 _MOST_VARIANTS = 5
 """Variants of held-out sequences that are computed together."""
-_BASE_BYTES = 200 * 2**20
+BASE_BYTES = 200 * 2**20
 """Memory of the interpreter and its libraries."""
 _GPTQ_BYTES, _OTHER_BYTES = 36, 20
 """Bytes for each element of a weight while it is rounded: copies in float64 and float32, and temporary ones."""
@@ -180,7 +180,7 @@ def estimate_memory(
     )
     heads = max((getattr(block.mixer, "heads", 1) for block in config.blocks), default=1)
     text = 4 * longest * (4 * config.vocab_size + 4 * heads * longest) if longest else 0
-    return _BASE_BYTES + products + rounding + 2 * states + copies + text
+    return BASE_BYTES + products + rounding + 2 * states + copies + text
 
 
 def choose_plain_dtype(config: ModelConfig) -> np.dtype:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,13 @@ from benchmarks.quantisation.measure import (
     read_sequences,
 )
 from model.commands.bench import datasets
-from model.families import load_config
+from model.families import compose, load_config
 from model.loading.shipped import PRETRAINED
 from model.loading.tokenizer import Tokenizer
 from model.quantize.evaluation import WEIGHTS
+from model.quantize.linears import select_linears
+from model.quantize.output import BASE_BYTES, estimate_memory
+from model.quantize.schemes import SCHEMES
 
 BOUNDS = {"fp8": 0.001, "int8": 0.0005, "gptq": 0.010}
 """Largest change of the loss on 7,540 held-out tokens, in nats."""
@@ -67,3 +71,19 @@ def test_a_few_texts_order_the_schemes_by_their_divergence() -> None:
         divergences[name] = row.runs[WEIGHTS].kl
         assert abs(row.runs[WEIGHTS].change) < 0.05 and row.tokens == sum(map(len, texts[8:])) - 3
     assert 0 < 50 * divergences["int8"] < divergences["gptq"] < 0.97 * divergences["int4"]
+
+
+@pytest.mark.parametrize("name", ["fp8-dynamic", "gptq"])
+def test_memory_stays_below_what_is_stated(name: str) -> None:
+    """The bound without the interpreter and its libraries, against all arrays that are allocated."""
+    config = load_config(PRETRAINED)
+    tokenizer, network = Tokenizer(PRETRAINED, config.vocab_size), compose(config)
+    texts = [[*tokenizer.encode(text), 0] for text in STORIES.read_text(encoding="utf-8").split("\n\n")[:4]]
+    counts = sum(map(len, texts[:2])), sum(map(len, texts[2:]))
+    stated = estimate_memory(config, network, select_linears(network), SCHEMES[name], *counts) - BASE_BYTES
+    tracemalloc.start()
+    try:
+        measure(Case.create(name), texts[:2], texts[2:])
+        assert stated / 4 < tracemalloc.get_traced_memory()[1] < stated
+    finally:
+        tracemalloc.stop()

@@ -84,7 +84,7 @@ def test_options_name_all_schemes() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "llm-int8"])
+@pytest.mark.parametrize("name", SCHEMES)
 def test_the_loader_reads_what_was_written(model: Path, text: Path, capsys: Capture, name: str) -> None:
     """Every weight has the numbers of its rounding, and a second run writes equal bytes."""
     status, out = quantize(model, name, "--calibration", str(text))
@@ -99,7 +99,9 @@ def test_the_loader_reads_what_was_written(model: Path, text: Path, capsys: Capt
     expected = widen_all(model, name, text)
     for key, weight in weights.items():
         wide = weight.astype(np.float32) if key in quantised else weight
-        assert np.array_equal(np.asarray(wide).astype(np.float32), expected[key]), key
+        # bitsandbytes stores 127 times the scale, whose rounding may change the scale by 2^-23 of it.
+        tolerance = 2.0**-22 * np.abs(expected[key]) if name == "llm-int8" else 0
+        assert (np.abs(np.asarray(wide).astype(np.float32) - expected[key]) <= tolerance).all(), key
     folded = {
         key
         for key in weights
@@ -111,7 +113,7 @@ def test_the_loader_reads_what_was_written(model: Path, text: Path, capsys: Capt
         again = quantize(model, name, "--calibration", str(text), out="again")[1]
         assert (again / FILE).read_bytes() == (out / FILE).read_bytes()
         assert (again / "config.json").read_text() == (out / "config.json").read_text()
-    assert config.quant_method == "compressed-tensors"
+    assert config.quant_method == ("bitsandbytes" if name == "llm-int8" else "compressed-tensors")
     assert f"{name}: 14 linear weights" in " ".join(capsys.readouterr().out.split())
 
 
