@@ -59,7 +59,7 @@ class Piece:
 class Operand:
     """A weight as kernels take it: assembled from pieces, 0 elsewhere, rounded to `dtype` if needed.
 
-    `sha256` is that of its bytes in row-major order.
+    A float32 operand is multiplied by `factor`. `sha256` is that of its bytes in row-major order.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Operand:
     shape: tuple[int, ...]
     sha256: str
     pieces: tuple[Piece, ...]
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -185,5 +186,10 @@ def _parse_operand(fields: Fields) -> Operand:
     )
     dtype = fields.read_choice("dtype", tuple(DTYPES))
     return Operand(
-        fields.read_text("name"), dtype, fields.read_shape("shape"), fields.read_text("sha256"), pieces
+        fields.read_text("name"),
+        dtype,
+        fields.read_shape("shape"),
+        fields.read_text("sha256"),
+        pieces,
+        fields.read_number("factor") if fields.has("factor") else 1.0,
     )

@@ -11,9 +11,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STORED = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+}
 """Dtypes of .safetensors files."""
-BITS = {"float32": "uint32", "float16": "uint16", "bfloat16": "uint16"}
+BITS = {
+    "float32": "uint32",
+    "float16": "uint16",
+    "bfloat16": "uint16",
+    "int8": "uint8",
+    "float8_e4m3": "uint8",
+    "float8_e4m3fn": "uint8",
+}
 Json = dict[str, Any]
 
 
@@ -72,22 +85,26 @@ def map_tensors(path: Path) -> dict[str, tuple[Any, str]]:
 def round_bits(bits: Any, dtype: str, into: str) -> Any:
     """Return the bits of floats in another dtype, as unsigned integers of its width.
 
-    bfloat16 is rounded to nearest, ties to even, and NaN stays NaN. float32 is exact.
+    bfloat16 is rounded to nearest, ties to even, and NaN stays NaN. float32 is exact. float8_e4m3 has half of
+    each float8_e4m3fn number, because its numbers end at 240 instead of 448.
 
     Args:
         bits: Array of unsigned integers of any shape.
-        dtype: Dtype of these floats: float32, float16 or bfloat16.
-        into: Dtype of the returned floats: the same one, float32 or bfloat16.
+        dtype: Dtype of these numbers, one of STORED.
+        into: Dtype of the returned numbers: the same one; float32 or bfloat16 for floats of 16 and 32 bits;
+            float8_e4m3 for float8_e4m3fn.
 
     Raises:
-        ValueError: If `into` is neither `dtype` nor float32 nor bfloat16.
+        ValueError: If no such conversion exists.
     """
     import numpy as np
 
     if dtype == into:
         return bits
-    if into not in ("float32", "bfloat16"):
-        raise ValueError(f"{dtype} cannot be converted to {into}; only float32 and bfloat16 can be made")
+    if (dtype, into) == ("float8_e4m3fn", "float8_e4m3"):
+        return halve_e4m3fn(bits)
+    if into not in ("float32", "bfloat16") or BITS[dtype] == "uint8":
+        raise ValueError(f"{dtype} cannot be converted to {into}; wider floats become float32 or bfloat16")
     if dtype == "bfloat16":
         return bits.astype(np.uint32) << np.uint32(16)
     wide = bits if dtype == "float32" else bits.view(np.float16).astype(np.float32).view(np.uint32)
@@ -96,6 +113,20 @@ def round_bits(bits: Any, dtype: str, into: str) -> Any:
     nearest = (wide + np.uint32(0x7FFF) + (wide >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     is_nan = (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(is_nan, wide >> np.uint32(16) | np.uint32(0x40), nearest).astype(np.uint16)
+
+
+def halve_e4m3fn(bits: Any) -> Any:
+    """Return the bits in float8_e4m3 of half of each float8_e4m3fn number, as uint8.
+
+    Both have a bias of 7. Half of a number from 2**-5 on has an exponent less by 1. Smaller ones are multiples
+    of 2**-9, whose halves are rounded to nearest, ties to even. NaN stays NaN.
+    """
+    import numpy as np
+
+    sign, magnitude = bits & np.uint8(0x80), bits & np.uint8(0x7F)
+    rounded = (magnitude >> np.uint8(1)) + (magnitude & (magnitude >> np.uint8(1)) & np.uint8(1))
+    halves = np.where(magnitude >= 16, magnitude - np.uint8(8), rounded)
+    return (sign | np.where(magnitude == 0x7F, magnitude, halves)).astype(np.uint8)
 
 
 def draw_tensor(tensor: Json) -> tuple[Any, str]:
@@ -119,7 +150,7 @@ def assemble_operand(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
 
     Args:
         operand: Record of the manifest: name, dtype, shape, SHA-256, and pieces, each a box of the operand
-            with its position in a tensor.
+            with its position in a tensor. A float32 operand may have a `factor` that multiplies its elements.
         tensors: (bits, dtype) of tensors by name.
 
     Raises:
@@ -145,6 +176,9 @@ def assemble_operand(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
         operand_bits[
             tuple(slice(origin, origin + size) for origin, size in zip(piece["at"], piece["shape"]))
         ] = round_bits(box, stored, dtype)
+    if operand.get("factor", 1) != 1:
+        factor = np.float32(operand["factor"])
+        operand_bits = (operand_bits.view(np.float32) * factor).view(np.uint32)
     digest = hashlib.sha256(operand_bits.tobytes()).hexdigest()
     if digest != operand["sha256"]:
         raise ValueError(

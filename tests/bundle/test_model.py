@@ -340,5 +340,44 @@ def test_weights_that_are_computed_when_they_are_loaded_are_refused(
     config["quantization_config"] = SCHEMES["blocks"][0]
     (folder / "config.json").write_text(json.dumps(config))
     sentence = refusal(capsys, *words, str(tmp_path / "b"))
-    assert "cannot be bundled: its file holds it packed, or in eight bits with scales" in sentence
-    assert not (tmp_path / "b").exists()
+    assert "cannot be bundled" in sentence and not (tmp_path / "b").exists()
+
+
+INTEGERS = "int-quantized"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["a scale for each tensor", "compressed, channel", INTEGERS])
+def test_weights_of_8_bits_are_read_from_the_files_of_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+) -> None:
+    """An instance halves elements of e4m3fn and doubles their scales as the loader does; recipes are compared."""
+    folder = write_folder(tmp_path / "tiny", num_hidden_layers=1, torch_dtype="bfloat16")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    stored, _ = quantised(tensors, scheme, np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
+    safetensors.numpy.save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = SCHEMES[scheme][0]
+    (folder / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "b"
+    words = (
+        "--dtype",
+        "bfloat16",
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        "2",
+        "--target",
+        "trn2",
+        "--out",
+        str(out),
+    )
+    assert main(["bundle", str(folder), *words]) == 0
+    weights = load_bundle(out).weights
+    assert weights is not None
+    operands = {operand.name: operand for operand in weights.operands}
+    scales = {name for name in operands if name.endswith("_scales")}
+    assert {"layers.0.mlp.w_up_scales", "layers.0.attention.w_qkv_scales"} <= scales
+    is_integer = scheme == INTEGERS
+    assert operands["layers.0.mlp.w_up"].dtype == ("int8" if is_integer else "float8_e4m3")
+    assert {operands[name].factor for name in scales} == {1.0 if is_integer else 2.0}

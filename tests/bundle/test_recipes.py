@@ -145,3 +145,15 @@ def test_an_origin_is_of_an_array_that_lives_and_is_unchanged() -> None:
         assert origins.find_origin(other) is None
     array[0, 0] = 7.0
     assert origins.find_origin(array) is None
+
+
+def test_an_instance_halves_every_number_of_e4m3fn_as_the_loader_does() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    halves = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) / 2
+    expected = halves.astype(ml_dtypes.float8_e4m3)
+    made = round_bits(codes, "float8_e4m3fn", "float8_e4m3").view(ml_dtypes.float8_e4m3)
+    assert np.array_equal(made, expected, equal_nan=True)
+    finite = ~np.isnan(halves)
+    assert np.array_equal(made.view(np.uint8)[finite], expected.view(np.uint8)[finite])
+    with pytest.raises(ValueError, match="int8 cannot be converted to bfloat16; wider floats become"):
+        round_bits(codes, "int8", "bfloat16")

@@ -241,7 +241,7 @@ def quantised(
     scheme: str,
     plain_dtype: np.dtype,
     scale_dtype: np.dtype,
-    endings: tuple[str, ...],
+    endings: tuple[str, ...] = PROJECTIONS,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return tensors, those with names with some endings in eight bits, and the numbers that they stand for."""
     _, block, suffix = SCHEMES[scheme]

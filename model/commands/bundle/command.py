@@ -135,7 +135,12 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) ->
     ids = list(islice(cycle(prompt_ids), tokens))
     with _open_document(options, model) as contents:
         (rank,) = model.load_shards(Mesh())
-        names = {weight.name for sublayer in compose(config).blocks[layer] for weight in sublayer.weights}
+        names = {
+            name
+            for sublayer in compose(config).blocks[layer]
+            for weight in sublayer.weights
+            for name in weight.describe(rank.shard, rank.dtypes)
+        }
         arrays = {name: array for name, array in rank.arrays.items() if name in names}
         if model.checkpoint.files and sum(array.nbytes for array in arrays.values()) <= MOST_BYTES:
             arrays = {}
@@ -152,12 +157,12 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) ->
 
 
 def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[str]) -> Weights:
-    """Return the weights in `names` as recipes, after each recipe was compared with the loaded array.
+    """Return the arrays in `names` as recipes, after each recipe was compared with the loaded array.
 
     Args:
         model: The loaded model.
         rank: Weights of the rank.
-        names: Names of weights.
+        names: Names of the rank's arrays.
 
     Raises:
         ModelError: A weight has no recipe, or its recipe does not give the loaded array.

@@ -1,7 +1,8 @@
 """Recipes of operands: strided slices of the tensors of checkpoint files, which a bundle's program follows.
 
-An operand is a weight as a kernel takes it. Recipes are derived from the loader: each weight is loaded from arrays with
-element ids in place of values, so the result tells the source of every element of the operand.
+An operand is an array of a weight as a kernel takes it: the plain weight, or the elements and the scales of a weight of
+8 bits. Recipes are derived from the loader: each weight is loaded from arrays with element ids in place of values, so
+the result tells the source of every element of the operand.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ from model.config import ModelConfig
 from model.device.bundling import STORED, Operand, Piece, WeightFile
 from model.errors import ModelError
 from model.families import compose
+from model.formats import Format, QuantisedWeight, Scaled
+from model.formats.format import ELEMENTS, SCALES
+from model.formats.scaled import INT8
 from model.layers.weight import Weight, Zeros
 from model.loading.checkpoint import Checkpoint
 from model.loading.weights import RankWeights
 from model.network import Network
+
+SCALES_SUFFIX = ":scales"
+"""Suffix of the names of scales among the sources of tensors."""
 
 _MOST_PIECES = 4096
 """Most pieces of an operand; a projection that is reordered within each of 128 heads has 256."""
@@ -51,41 +58,54 @@ def list_weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
 def build_operands(
     config: ModelConfig, checkpoint: Checkpoint, rank_weights: RankWeights, names: Container[str]
 ) -> tuple[Operand, ...]:
-    """Return the recipes of the weights in `names`, in the order of the network.
+    """Return the recipes of the arrays in `names`, in the order of the network.
 
     Args:
         config: The model.
         checkpoint: The tensors.
         rank_weights: The loaded weights of the rank, whose dtypes, shapes and digests the recipes have.
-        names: Names of weights.
+        names: Names of the rank's arrays.
 
     Raises:
-        ModelError: A weight is computed when it is loaded, such as MXFP4 and eight bits with scales, or an operand has
+        ModelError: A weight is computed when it is loaded, such as one that is widened or packed, or an operand has
         more than 4,096 pieces.
     """
     network = compose(config)
     sources = _find_sources(network, checkpoint)
     weights = {weight.name: weight for weight in network.weights}
-    return tuple(
-        Operand(
-            name,
-            rank_weights.arrays[name].dtype.name,
-            rank_weights.arrays[name].shape,
-            sha256(rank_weights.arrays[name].tobytes()).hexdigest(),
-            _build_pieces(weight, sources, rank_weights),
-        )
-        for name, weight in weights.items()
-        if name in names
-    )
+    operands = []
+    for name, weight in weights.items():
+        format = rank_weights.formats.get(name)
+        if name not in names:
+            continue
+        if format is None:
+            _check_plain(weight, checkpoint)
+            ids, factors = _load_ids(weight, rank_weights), {name: 1.0}
+        else:
+            ids, factors = _load_stored_ids(weight, format, checkpoint, rank_weights)
+        for array_name, factor in factors.items():
+            array = rank_weights.arrays[array_name]
+            operands.append(
+                Operand(
+                    array_name,
+                    array.dtype.name,
+                    array.shape,
+                    sha256(array.tobytes()).hexdigest(),
+                    _build_pieces(array_name, ids.arrays[array_name], ids.starts, sources),
+                    factor,
+                )
+            )
+    return tuple(operands)
 
 
 def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source]:
     """Return the source in the checkpoint's files of each tensor, by the name that layers have for it.
 
-    A tensor of `DrawnWeights` is its own source.
+    The scales of a weight of 8 bits have the name of the weight and `SCALES_SUFFIX`. A tensor of `DrawnWeights` is its
+    own source.
 
     Raises:
-        ModelError: A file has a tensor packed, or in eight bits with scales.
+        ModelError: A file has a tensor packed.
     """
     if isinstance(checkpoint, DrawnWeights):
         return {name: _Source(name, 0) for name in checkpoint}
@@ -106,25 +126,39 @@ def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source
     for name in checkpoint:
         if name not in sources:
             raise ModelError(
-                f"{name} cannot be bundled: its file holds it packed, or in eight bits with scales, and an instance "
-                "copies or rounds weights alone"
+                f"{name} cannot be bundled: its file holds it packed, and an instance copies or rounds weights alone"
             )
+    for name in list(sources):
+        for suffix in ("_scale_inv", "_scale"):
+            scales = sources[name].tensor + suffix
+            if scales in stored:
+                sources[name + SCALES_SUFFIX] = _Source(scales, 0)
     return sources
 
 
-def _build_pieces(
-    weight: Weight, sources: Mapping[str, _Source], rank_weights: RankWeights
-) -> tuple[Piece, ...]:
-    """Return the pieces of an operand, each a strided slice of one tensor; elements outside of all pieces are 0.
+@dataclass(frozen=True)
+class _Ids:
+    """Arrays of a rank with element ids in place of values, by name; and the first id of each tensor, ascending.
 
-    Args:
-        weight: The weight, which says how its tensors are put together.
-        sources: Sources of the tensors by name.
-        rank_weights: The rank, whose shard of the weight is taken.
-
-    Raises:
-        ModelError: There are more than 4,096 pieces, or the operand is not made of strided slices.
+    An id of 0 marks an element without source.
     """
+
+    arrays: Mapping[str, np.ndarray]
+    starts: Sequence[tuple[int, str]]
+
+
+def _check_plain(weight: Weight, checkpoint: Checkpoint) -> None:
+    """Raise ModelError if a weight is widened when it is loaded: an instance copies and rounds numbers alone."""
+    for tensor in weight.tensors:
+        if not isinstance(tensor, Zeros) and isinstance(checkpoint[tensor.name], QuantisedWeight):
+            raise ModelError(
+                f"{tensor.name} cannot be bundled: its kernel gets it widened, and an instance copies weights of 8 "
+                "bits with a scale for each output or tensor, or plain ones; bundle a model of these"
+            )
+
+
+def _load_ids(weight: Weight, rank_weights: RankWeights) -> _Ids:
+    """Return the ids of a plain weight of a rank."""
     element_ids: dict[str, np.ndarray] = {}
     starts: list[tuple[int, str]] = []
     first = 1  # an id of 0 marks an element without source
@@ -138,10 +172,63 @@ def _build_pieces(
         element_ids[tensor.name] = ids.reshape(tensor.shape)
         first += ids.size
     integers = replace(weight, tensors=tuple(replace(tensor, exact=False) for tensor in weight.tensors))
-    operand_ids = integers.take(element_ids, rank_weights.shard)
-    tensor_starts = np.array([start for start, _ in starts], dtype)
+    return _Ids({weight.name: integers.take(element_ids, rank_weights.shard)}, starts)
+
+
+def _load_stored_ids(
+    weight: Weight, format: Format, checkpoint: Checkpoint, rank_weights: RankWeights
+) -> tuple[_Ids, dict[str, float]]:
+    """Return the ids of the elements and scales of a weight of 8 bits, and the factor of each array by name.
+
+    Elements of fp8 are halved for the chips, so that their scales are doubled.
+
+    Raises:
+        ModelError: The weight has another format than `Scaled` with a scale for each output or tensor.
+    """
+    if not isinstance(format, Scaled) or SCALES not in format.kernel_tensors:
+        raise ModelError(
+            f"{weight.name} cannot be bundled: its format is computed when it is loaded, and an instance copies "
+            "weights of 8 bits with a scale for each output or tensor alone"
+        )
+    # Integers pass through the loader as they are, and so do their scales.
+    integers = replace(format, element=INT8)
+    id_weights: dict[str, QuantisedWeight] = {}
+    starts: list[tuple[int, str]] = []
+    first = 1
+    for tensor in weight.tensors:
+        stored = checkpoint[tensor.name]
+        assert isinstance(stored, QuantisedWeight), "a stored format has quantised tensors"
+        if tensor.name in id_weights:
+            continue
+        tensors = {}
+        for name, suffix in ((ELEMENTS, ""), (SCALES, SCALES_SUFFIX)):
+            starts.append((first, tensor.name + suffix))
+            size = stored.tensors[name].size
+            tensors[name] = np.arange(first, first + size).reshape(stored.tensors[name].shape)
+            first += size
+        id_weights[tensor.name] = replace(stored, format=integers, tensors=tensors)
+    arrays = weight.take_stored(id_weights, rank_weights.shard, integers)
+    factors = {name: 1.0 if format.element == INT8 or name == weight.name else 2.0 for name in arrays}
+    return _Ids(arrays, starts), factors
+
+
+def _build_pieces(
+    operand: str, ids: np.ndarray, starts: Sequence[tuple[int, str]], sources: Mapping[str, _Source]
+) -> tuple[Piece, ...]:
+    """Return the pieces of an operand, each a strided slice of one tensor; elements outside of all pieces are 0.
+
+    Args:
+        operand: Name of the operand.
+        ids: Ids of its elements.
+        starts: The first id of each tensor, ascending.
+        sources: Sources of the tensors by name.
+
+    Raises:
+        ModelError: There are more than 4,096 pieces, or the operand is not made of strided slices.
+    """
+    tensor_starts = np.array([start for start, _ in starts], ids.dtype)
     pieces = []
-    boxes = split_into_strided_boxes(operand_ids, (0,) * operand_ids.ndim, tensor_starts)
+    boxes = split_into_strided_boxes(ids, (0,) * ids.ndim, tensor_starts)
     for origin, shape, element_id, strides in boxes:
         if element_id:
             tensor_start, name = max(start for start in starts if start[0] <= element_id)
@@ -150,7 +237,7 @@ def _build_pieces(
             pieces.append(Piece(source.tensor, offset, strides, origin, shape))
         if len(pieces) > _MOST_PIECES:
             raise ModelError(
-                f"{weight.name} cannot be bundled: it is put together from more than {_MOST_PIECES:,} strided slices "
+                f"{operand} cannot be bundled: it is put together from more than {_MOST_PIECES:,} strided slices "
                 "of checkpoint tensors; bundle another layer"
             )
     return tuple(pieces)
