@@ -169,6 +169,8 @@ class Predictor:
         self._pairs = DryTimes(target, Mesh(2), lnc) if pipeline > 1 else None
         self._sections = self._count_sections(0, len(self._network.sections))
         self._core = compute_core_peaks(chip(target).working(self._mesh.ranks * lnc), dtype, lnc)
+        # The Tensor engine multiplies fp8 rows by fp8 weights at twice the rate where it has the double-row mode.
+        self._fp8_rate = 2 if chip(target).matmul_double_row else 1
         self._dry = DryTimes(target, self._mesh, lnc)
         planned_dtype = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
         length = bucket_length(context, context, self._mesh.row_multiple)
@@ -353,7 +355,10 @@ class Predictor:
 
         If `measure` raises ModelError, returns the time estimated from the roofline, with the error as `refusal`.
         """
-        time = self._core.estimate(launch.work.operations, launch.work.bytes)
+        operations = launch.work.operations
+        if launch.arguments.get("quantises_rows"):
+            operations /= self._fp8_rate
+        time = self._core.estimate(operations, launch.work.bytes)
         floor_ns, launches, refusal, cores = time.dataflow_ns, count * launch.repeat, "", self.lnc
         try:
             time = measure(launch).at_least(Time.exact(floor_ns))

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from model.config.quantization import quantise_config
 from model.errors import ModelError
+from model.families import read_config
 from model.formats import SCHEMES
 from model.loading.shipped import PRETRAINED
 from model.plan.plan import Request, make_plan
+from model.plan.predict import Predictor
 from model.plan.schemes import CACHES, compare_schemes, read_accuracies
 from model.plan.sizes import load_model
 from nkw.commands import main
@@ -72,3 +75,17 @@ def test_a_plan_without_plain_weights_or_steps_is_refused(
 def test_schemes_are_compared_on_one_instance(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(PRETRAINED), "--schemes", "--recommend", "--rate", "1"]) == 2
     assert "--schemes compares schemes on one instance" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fp8_rows_are_multiplied_at_twice_the_rate_where_the_chip_has_it() -> None:
+    """No launch takes less than its roofline; that of fp8 rows is lower by half from trn2 on."""
+    ratios = {}
+    for target in ("trn1", "trn2"):
+        floors = []
+        for scheme in (None, "fp8-dynamic"):
+            config = quantise_config(read_config(PRETRAINED), scheme)
+            passed = Predictor(config, target, 1, "bfloat16", 256).predict_prompts(256)
+            floors.append(next(kernel.floor_ns for kernel in passed.kernels if kernel.name == "mlp"))
+        ratios[target] = floors[1] / floors[0]
+    assert ratios == pytest.approx({"trn1": 1.0, "trn2": 0.5}, rel=1e-6)
