@@ -205,8 +205,8 @@ def widen_nibbles_reference(elements: np.ndarray, depth: int, zeros: np.ndarray 
     stored = depth + depth % 2
     result = np.empty((stored, elements.shape[1]), np.float32)
     packed = 0
-    whole = stored - stored % RUN_ROWS
-    for start, last in ranges(0, whole, RUN_ROWS) + ranges(whole, stored):
+    run_end = stored - stored % RUN_ROWS
+    for start, last in ranges(0, run_end, RUN_ROWS) + ranges(run_end, stored):
         low = PARTITIONS if last - start == RUN_ROWS else count_low_rows(last - start)
         rows = elements[packed : packed + low]
         result[start : start + low] = rows & 15

@@ -237,29 +237,29 @@ def _pop(
     name: str,
     shape: Shape,
     dtypes: tuple[np.dtype, ...],
-    whole: Shape,
+    weight_shape: Shape,
 ) -> np.ndarray:
-    """Remove and return a tensor of a weight with the shape `whole`.
+    """Remove and return a tensor of a weight with the shape `weight_shape`.
 
     Raises:
         ModelError: It is missing, or its shape or dtype is another one.
     """
     if name not in tensors:
-        raise ModelError(f"tensor {name} of a weight {whole} of 4 bits is missing")
+        raise ModelError(f"tensor {name} of a weight {weight_shape} of 4 bits is missing")
     tensor = tensors.pop(name)
     if tensor.shape != shape or tensor.dtype not in dtypes:
         known = " or ".join(map(str, dtypes))
         raise ModelError(
-            f"{name} is {tensor.dtype} {tensor.shape}; a weight {whole} of 4 bits has {known} {shape}"
+            f"{name} is {tensor.dtype} {tensor.shape}; a weight {weight_shape} of 4 bits has {known} {shape}"
         )
     return tensor
 
 
 def _list_runs(inputs: int) -> list[tuple[int, int, int]]:
     """Return (first, end, inputs in low nibbles) of each run of `inputs` inputs in the order of kernels."""
-    whole = inputs - inputs % _RUN
-    runs = [(first, first + _RUN, _BLOCK) for first in range(0, whole, _RUN)]
-    for first in range(whole, inputs, _BLOCK):
+    run_end = inputs - inputs % _RUN
+    runs = [(first, first + _RUN, _BLOCK) for first in range(0, run_end, _RUN)]
+    for first in range(run_end, inputs, _BLOCK):
         end = min(inputs, first + _BLOCK)
         runs.append((first, end, _BLOCK // 2 if end - first > _BLOCK // 2 else min(end - first, _BLOCK // 4)))
     return runs

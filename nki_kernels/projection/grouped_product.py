@@ -151,18 +151,18 @@ def spread_lines(dst, lines):
 class ChunkPiece(nl.NKIObject):
     """Some K blocks of the weight's columns of a chunk.
 
-    chunk: the chunk. part: index of the weight's matrix. first_block: the first K block. matrix: WeightMatrix of these
-    rows and columns. is_first, is_last: whether the chunk begins or ends with the piece. ends_part: whether it is the
-    last one of its matrix.
+    chunk: the chunk. matrix_index: index of the weight's matrix. first_block: the first K block. matrix:
+    WeightMatrix of these rows and columns. is_first, is_last: whether the chunk begins or ends with the piece.
+    ends_matrix: whether it is the last one of its matrix.
     """
 
     chunk: int
-    part: int
+    matrix_index: int
     first_block: int
     matrix: WeightMatrix
     is_first: bool
     is_last: bool
-    ends_part: bool
+    ends_matrix: bool
 
     def load(self, height, dtype):
         """Load the piece into a new SBUF tile [k in block, block, column] of `height` partitions, for `dtype` rows."""
@@ -181,15 +181,19 @@ def list_pieces(product, layout):
         blocks_per_piece = choose_packed_blocks(PACKED_ELEMENTS // columns)
     pieces = []
     for chunk in range(layout.chunks):
-        for part in range(len(matrices)):
-            depth = matrices[part].count_rows()
+        for matrix_index in range(len(matrices)):
+            depth = matrices[matrix_index].count_rows()
             for first_block in range(0, blocks(depth), blocks_per_piece):
                 start = first_block * PARTITIONS
                 end = min(depth, start + blocks_per_piece * PARTITIONS)
-                matrix = matrices[part].submatrix((start, end), (chunk * columns, (chunk + 1) * columns))
-                is_first, ends_part = part == 0 and start == 0, end == depth
-                is_last = ends_part and part + 1 == len(matrices)
-                pieces.append(ChunkPiece(chunk, part, first_block, matrix, is_first, is_last, ends_part))
+                matrix = matrices[matrix_index].submatrix(
+                    (start, end), (chunk * columns, (chunk + 1) * columns)
+                )
+                is_first, ends_matrix = matrix_index == 0 and start == 0, end == depth
+                is_last = ends_matrix and matrix_index + 1 == len(matrices)
+                pieces.append(
+                    ChunkPiece(chunk, matrix_index, first_block, matrix, is_first, is_last, ends_matrix)
+                )
     return pieces
 
 
@@ -215,7 +219,7 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
         if piece.is_first:
             bank = nl.ndarray((PARTITIONS, layout.size), dtype=nl.float32, buffer=nl.psum)
         for following in range(index + len(loaded), min(len(pieces), index + ahead + 1)):
-            x = x_parts[pieces[following].part]
+            x = x_parts[pieces[following].matrix_index]
             loaded.append(pieces[following].load(x.shape[0], x.dtype))
         add_piece(bank, product, piece, loaded.pop(0), x_parts, layout)
         if index == 0 and ahead > 0:
@@ -225,10 +229,10 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
                 zero_points.append(
                     load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[0].dtype))
                 )
-        if piece.ends_part and ahead > 0:
+        if piece.ends_matrix and ahead > 0:
             first = piece.chunk * layout.count_columns()
-            block = zero_points[piece.part][:, 0, first : first + layout.count_columns()]
-            add_block(bank, product.find_negated_sums(x_parts)[piece.part], block, True, layout)
+            block = zero_points[piece.matrix_index][:, 0, first : first + layout.count_columns()]
+            add_block(bank, product.find_negated_sums(x_parts)[piece.matrix_index], block, True, layout)
         if piece.is_last:
             operands.spread()
             if product.rank_sum.replica_group is None:
@@ -242,7 +246,7 @@ def add_piece(bank, product, piece, tile, x_parts, layout):
 
     bank: [partition, column of the group]. The other arguments are those of `multiply_in_groups`.
     """
-    matrix, x = piece.matrix, x_parts[piece.part]
+    matrix, x = piece.matrix, x_parts[piece.matrix_index]
     for k in range(tile.shape[1]):  # k: K block of the piece
         used = min(PARTITIONS, matrix.count_rows() - k * PARTITIONS)
         accumulate = not piece.is_first or k > 0

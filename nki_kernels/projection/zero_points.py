@@ -45,15 +45,15 @@ def negate_sums(x, depth, minus_ones):
     remaining = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=remaining, src=bank)
     for first in range(0, ROWS, QUADRANT):
-        # Every partition has the sums, so each part is taken where its row lies.
+        # Every partition has the sums, so each rounded is taken where its row lies.
         nisa.tensor_copy(dst=result[first : first + 1, :], src=remaining[first : first + 1, :])
         if x.dtype == nl.float32:
             break
         if first + QUADRANT < ROWS:
-            part = nl.ndarray((PARTITIONS, rows), dtype=x.dtype, buffer=nl.sbuf)
-            nisa.tensor_copy(dst=part, src=remaining)
+            rounded = nl.ndarray((PARTITIONS, rows), dtype=x.dtype, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=rounded, src=remaining)
             below = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=below, data1=remaining, data2=part, op=nl.subtract)
+            nisa.tensor_tensor(dst=below, data1=remaining, data2=rounded, op=nl.subtract)
             remaining = below
     return result
 

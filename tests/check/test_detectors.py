@@ -408,9 +408,9 @@ def test_the_index_of_a_value_that_is_not_found_is_no_loss() -> None:
 
     def kernel(x):
         indices = nl.ndarray((8, 8), dtype=nl.uint32)
-        wanted = nl.ndarray((8, 8), dtype=nl.uint32)
-        nisa.memset(dst=wanted, value=100)
-        nisa.nc_find_index8(dst=indices, data=nl.load(x), vals=wanted)
+        targets = nl.ndarray((8, 8), dtype=nl.uint32)
+        nisa.memset(dst=targets, value=100)
+        nisa.nc_find_index8(dst=indices, data=nl.load(x), vals=targets)
         out = nl.ndarray((8, 8), dtype=nl.uint32, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=out, src=indices)
         return out

@@ -438,8 +438,8 @@ def test_it_generates_the_tokens_of_its_widened_weights(
     checks=("tests/model/test_toy_int8.py",),
     edits={
         "model/formats/__init__.py": (
-            "from model.formats.scaled import Scaled\n",
-            "from model.formats.scaled import Scaled\nfrom model.formats.toy_int8 import ToyInt8\n",
+            "from model.formats.scaled import INT8, Scaled\n",
+            "from model.formats.scaled import INT8, Scaled\nfrom model.formats.toy_int8 import ToyInt8\n",
             '    "fp8": Scaled,\n',
             '    "fp8": Scaled,\n    "toy_int8": ToyInt8,\n',
         ),

@@ -68,13 +68,13 @@ def test_every_code_is_read_with_the_scale_and_zero_point_of_its_group(
     """A product of a code and a float32 scale has at most 28 bits, so that float32 rounds it once."""
     nibbles, scales, zeros = draw(129, 384, group)
     format = Int4("compressed-tensors", group, symmetric)
-    wanted = exact(nibbles, scales, None if symmetric else zeros)
+    expected = exact(nibbles, scales, None if symmetric else zeros)
     tensors = {"w_packed": words(nibbles), "w_scale": scales, "w_shape": np.array(nibbles.shape)}
     if not symmetric:
         tensors["w_zero_point"] = words(zeros.T).T
     weight = format.from_checkpoint("w", tensors, nibbles.shape, FLOAT32)
     assert weight is not None and tensors == {}
-    assert np.array_equal(np.asarray(weight), wanted.astype(np.float32))
+    assert np.array_equal(np.asarray(weight), expected.astype(np.float32))
     stored = format.store_nibbles(nibbles, scales, zeros)
     for name, array in stored.items():
         assert np.array_equal(weight.tensors[name], array), name
