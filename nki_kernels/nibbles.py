@@ -181,13 +181,13 @@ def split_nibbles(dst, raw, high):
         nibbles = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
     words = nl.uint32 if raw.shape[len(raw.shape) - 1] % 4 == 0 else nl.uint8
     mask = NIBBLES if words == nl.uint32 else 0x0F
-    source, result = raw.view(words), nibbles.view(words)
+    source, target = raw.view(words), nibbles.view(words)
     if high:
         nisa.tensor_scalar(
-            dst=result, data=source, op0=nl.right_shift, operand0=4, op1=nl.bitwise_and, operand1=mask
+            dst=target, data=source, op0=nl.right_shift, operand0=4, op1=nl.bitwise_and, operand1=mask
         )
     else:
-        nisa.tensor_scalar(dst=result, data=source, op0=nl.bitwise_and, operand0=mask)
+        nisa.tensor_scalar(dst=target, data=source, op0=nl.bitwise_and, operand0=mask)
     if dst.dtype != nl.float8_e4m3 and high:
         # Two engines convert: the Scalar engine the high nibbles, the Vector engine the low ones.
         nisa.activation(dst=dst, op=nl.copy, data=nibbles, scale=UNIT)
@@ -203,13 +203,13 @@ def widen_nibbles_reference(elements: np.ndarray, depth: int, zeros: np.ndarray 
     if elements.dtype != np.uint8:
         return elements
     stored = depth + depth % 2
-    result = np.empty((stored, elements.shape[1]), np.float32)
+    numbers = np.empty((stored, elements.shape[1]), np.float32)
     packed = 0
-    run_end = stored - stored % RUN_ROWS
-    for start, last in ranges(0, run_end, RUN_ROWS) + ranges(run_end, stored):
+    run_rows = stored - stored % RUN_ROWS
+    for start, last in ranges(0, run_rows, RUN_ROWS) + ranges(run_rows, stored):
         low = PARTITIONS if last - start == RUN_ROWS else count_low_rows(last - start)
         rows = elements[packed : packed + low]
-        result[start : start + low] = rows & 15
-        result[start + low : last] = rows[: last - start - low] >> 4
+        numbers[start : start + low] = rows & 15
+        numbers[start + low : last] = rows[: last - start - low] >> 4
         packed += low
-    return (result[:depth] - (8.0 if zeros is None else zeros.astype(np.float32))) * np.float32(UNIT)
+    return (numbers[:depth] - (8.0 if zeros is None else zeros.astype(np.float32))) * np.float32(UNIT)

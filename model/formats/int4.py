@@ -118,17 +118,17 @@ class Int4(Format):
         """
         if name != ELEMENTS:
             return array
-        result = np.empty(self.arrange_shape(name, array.shape), _BYTE)
+        arranged = np.empty(self.arrange_shape(name, array.shape), _BYTE)
         first_packed = 0
         for first, end, low in _list_runs(2 * len(array)):
             pairs = array[first // 2 : end // 2]
             nibbles = np.empty((end - first, *array.shape[1:]), _BYTE)
             nibbles[0::2], nibbles[1::2] = pairs & 15, pairs >> 4
-            packed = result[first_packed : first_packed + low]
+            packed = arranged[first_packed : first_packed + low]
             packed[...] = nibbles[:low]
             packed[: end - first - low] |= nibbles[low:] << 4
             first_packed += low
-        return result
+        return arranged
 
     def arrange_shape(self, name: str, shape: Shape) -> Shape:
         """Return the shape of what `arrange` returns for an array of a shape."""
@@ -227,9 +227,9 @@ class Int4(Format):
 def unpack_words(words: np.ndarray) -> np.ndarray:
     """Return the nibbles of int32 words [rows, n] as uint8 [rows, 8 n], the lowest nibble of a word first."""
     pairs = np.ascontiguousarray(words).view(_BYTE)
-    result = np.empty((len(pairs), 2 * pairs.shape[1]), _BYTE)
-    result[:, 0::2], result[:, 1::2] = pairs & 15, pairs >> 4
-    return result
+    nibbles = np.empty((len(pairs), 2 * pairs.shape[1]), _BYTE)
+    nibbles[:, 0::2], nibbles[:, 1::2] = pairs & 15, pairs >> 4
+    return nibbles
 
 
 def _pop(
@@ -257,9 +257,9 @@ def _pop(
 
 def _list_runs(inputs: int) -> list[tuple[int, int, int]]:
     """Return (first, end, inputs in low nibbles) of each run of `inputs` inputs in the order of kernels."""
-    run_end = inputs - inputs % _RUN
-    runs = [(first, first + _RUN, _BLOCK) for first in range(0, run_end, _RUN)]
-    for first in range(run_end, inputs, _BLOCK):
+    run_inputs = inputs - inputs % _RUN
+    runs = [(first, first + _RUN, _BLOCK) for first in range(0, run_inputs, _RUN)]
+    for first in range(run_inputs, inputs, _BLOCK):
         end = min(inputs, first + _BLOCK)
         runs.append((first, end, _BLOCK // 2 if end - first > _BLOCK // 2 else min(end - first, _BLOCK // 4)))
     return runs

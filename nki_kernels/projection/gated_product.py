@@ -312,10 +312,10 @@ def add_block(unit, stationary, moving, accumulate):
 
 def select_unit_columns(unit, product):
     """Return the WeightMatrix of a GatedUnit's columns for each weight of the product, in a list."""
-    result = []
+    matrices = []
     for weight in product.weights:
-        result.append(select_columns(weight, unit.first_column, unit.end_column))
-    return result
+        matrices.append(select_columns(weight, unit.first_column, unit.end_column))
+    return matrices
 
 
 def count_piece_blocks(product, width, dtype):

@@ -81,12 +81,12 @@ def spread_group_scales(product, first_piece, end_piece):
     tiles = []
     for side in range(len(product.weights)):
         lines = product.scales[2 - len(product.weights) + side][:, first_piece:end_piece, :]
-        result = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
+        spread = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
         nisa.nc_stream_shuffle(
-            dst=result, src=lines.reshape((PARTITIONS, columns)), shuffle_mask=[0] * QUADRANT
+            dst=spread, src=lines.reshape((PARTITIONS, columns)), shuffle_mask=[0] * QUADRANT
         )
-        tiles.append(result)
+        tiles.append(spread)
     return tiles
 
 
@@ -187,7 +187,7 @@ def gate_sums(unit, product, dtype):
     first = unit.first_column // (layout.count_groups() * layout.piece)
     columns = unit.banks[0].shape[1]
     end = first + columns // layout.piece
-    result = nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf)
+    gated = nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf)
     scales, scaled = spread_group_scales(product, first, end), []
     for side in range(len(unit.banks)):
         tile = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
@@ -204,12 +204,12 @@ def gate_sums(unit, product, dtype):
             )
         scaled.append(tile)
     if len(scaled) == 1:
-        nisa.activation(dst=result, op=product.activation, data=scaled[0])
-        return result
+        nisa.activation(dst=gated, op=product.activation, data=scaled[0])
+        return gated
     gate = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=gate, op=product.activation, data=scaled[0])
-    nisa.tensor_tensor(dst=result, data1=gate, data2=scaled[1], op=nl.multiply)
-    return result
+    nisa.tensor_tensor(dst=gated, data1=gate, data2=scaled[1], op=nl.multiply)
+    return gated
 
 
 def compute_group_factors(tile, product, eps):

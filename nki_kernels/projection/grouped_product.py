@@ -151,9 +151,9 @@ def spread_lines(dst, lines):
 class ChunkPiece(nl.NKIObject):
     """Some K blocks of the weight's columns of a chunk.
 
-    chunk: the chunk. matrix_index: index of the weight's matrix. first_block: the first K block. matrix:
+    chunk: the chunk. matrix_index: that of the weight's matrix. first_block: the first K block. matrix: the
     WeightMatrix of these rows and columns. is_first, is_last: whether the chunk begins or ends with the piece.
-    ends_matrix: whether it is the last one of its matrix.
+    ends_part: whether it is the last one of its matrix.
     """
 
     chunk: int
@@ -162,7 +162,7 @@ class ChunkPiece(nl.NKIObject):
     matrix: WeightMatrix
     is_first: bool
     is_last: bool
-    ends_matrix: bool
+    ends_part: bool
 
     def load(self, height, dtype):
         """Load the piece into a new SBUF tile [k in block, block, column] of `height` partitions, for `dtype` rows."""
@@ -189,10 +189,10 @@ def list_pieces(product, layout):
                 matrix = matrices[matrix_index].submatrix(
                     (start, end), (chunk * columns, (chunk + 1) * columns)
                 )
-                is_first, ends_matrix = matrix_index == 0 and start == 0, end == depth
-                is_last = ends_matrix and matrix_index + 1 == len(matrices)
+                is_first, ends_part = matrix_index == 0 and start == 0, end == depth
+                is_last = ends_part and matrix_index + 1 == len(matrices)
                 pieces.append(
-                    ChunkPiece(chunk, matrix_index, first_block, matrix, is_first, is_last, ends_matrix)
+                    ChunkPiece(chunk, matrix_index, first_block, matrix, is_first, is_last, ends_part)
                 )
     return pieces
 
@@ -229,7 +229,7 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
                 zero_points.append(
                     load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[0].dtype))
                 )
-        if piece.ends_matrix and ahead > 0:
+        if piece.ends_part and ahead > 0:
             first = piece.chunk * layout.count_columns()
             block = zero_points[piece.matrix_index][:, 0, first : first + layout.count_columns()]
             add_block(bank, product.find_negated_sums(x_parts)[piece.matrix_index], block, True, layout)

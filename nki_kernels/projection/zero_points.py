@@ -40,13 +40,13 @@ def negate_sums(x, depth, minus_ones):
         nisa.nc_matmul(
             dst=bank, stationary=minus_ones[0:used, :], moving=x[0:used, block, :], accumulate=block > 0
         )
-    result = nl.ndarray((ROWS, rows), dtype=x.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=0.0, engine=nisa.engine.vector)
+    sums = nl.ndarray((ROWS, rows), dtype=x.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=sums, value=0.0, engine=nisa.engine.vector)
     remaining = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=remaining, src=bank)
     for first in range(0, ROWS, QUADRANT):
-        # Every partition has the sums, so each rounded is taken where its row lies.
-        nisa.tensor_copy(dst=result[first : first + 1, :], src=remaining[first : first + 1, :])
+        # Every partition has the sums, so each part is taken where its row lies.
+        nisa.tensor_copy(dst=sums[first : first + 1, :], src=remaining[first : first + 1, :])
         if x.dtype == nl.float32:
             break
         if first + QUADRANT < ROWS:
@@ -55,7 +55,7 @@ def negate_sums(x, depth, minus_ones):
             below = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(dst=below, data1=remaining, data2=rounded, op=nl.subtract)
             remaining = below
-    return result
+    return sums
 
 
 def load_zero_points(weights, dtype):
@@ -76,6 +76,6 @@ def load_zero_points(weights, dtype):
             transfer(raw[first : first + 1, side, :], weights[side].nibbles.zeros, SCALAR)
     if dtype == nl.float8_e4m3:
         return raw.view(dtype)
-    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.copy, data=raw, scale=UNIT)
-    return result
+    zero_points = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.activation(dst=zero_points, op=nl.copy, data=raw, scale=UNIT)
+    return zero_points

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from model.errors import ModelError
 from model.families import load_config, read_config
-from model.formats import Int4, QuantisedWeight
+from model.formats import Compressed, Int4, QuantisedWeight
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from nki_kernels.nibbles import count_packed_rows, widen_nibbles_reference
@@ -68,13 +68,13 @@ def test_every_code_is_read_with_the_scale_and_zero_point_of_its_group(
     """A product of a code and a float32 scale has at most 28 bits, so that float32 rounds it once."""
     nibbles, scales, zeros = draw(129, 384, group)
     format = Int4("compressed-tensors", group, symmetric)
-    expected = exact(nibbles, scales, None if symmetric else zeros)
+    numbers = exact(nibbles, scales, None if symmetric else zeros)
     tensors = {"w_packed": words(nibbles), "w_scale": scales, "w_shape": np.array(nibbles.shape)}
     if not symmetric:
         tensors["w_zero_point"] = words(zeros.T).T
     weight = format.from_checkpoint("w", tensors, nibbles.shape, FLOAT32)
     assert weight is not None and tensors == {}
-    assert np.array_equal(np.asarray(weight), expected.astype(np.float32))
+    assert np.array_equal(np.asarray(weight), numbers.astype(np.float32))
     stored = format.store_nibbles(nibbles, scales, zeros)
     for name, array in stored.items():
         assert np.array_equal(weight.tensors[name], array), name
@@ -188,7 +188,11 @@ def test_other_groups_are_refused(tmp_path: Path) -> None:
         configure(tmp_path, quantization_config=describe(128, **changes))
         assert any(message in refusal for refusal in read_config(tmp_path / "config.json").refusals)
     configure(tmp_path, quantization_config=describe(64, symmetric=False))
-    assert load_config(tmp_path).weight_format == Int4("compressed-tensors", 64, symmetric=False)
+    weight_format = load_config(tmp_path).weight_format
+    assert isinstance(weight_format, Compressed)
+    assert [group.format for group in weight_format.groups] == [
+        Int4("compressed-tensors", 64, symmetric=False)
+    ]
     tensors = {"w_packed": np.zeros((8, 12), np.int32)}
     with pytest.raises(ModelError, match="w has 96 inputs; groups of 64 need a multiple of 64"):
         Int4("compressed-tensors", 64).from_checkpoint("w", tensors, (8, 96), FLOAT32)
