@@ -33,7 +33,8 @@ Arguments:
                      packed, or none
     nibble_dtype     "float8_e4m3" or "bfloat16": in which dtype products with bfloat16 rows take nibbles
     quantises_rows   compile-time bool: whether n and the intermediate are rounded to float8_e4m3, each row with a scale
-                     of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales
+                     of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales, or int8 with
+                     scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -121,6 +122,8 @@ from nki_kernels.projection.grouped_gate import (
     plan_gate_groups,
 )
 from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups, plan_groups
+from nki_kernels.projection.integer_feed_forward import run_integer_feed_forward
+from nki_kernels.projection.integer_product import integer_rows_reference, quantised_product_reference
 from nki_kernels.projection.quantised_rows import create_row_quantiser, quantise_rows_reference
 from nki_kernels.projection.residual_product import (
     MovingWeight,
@@ -184,7 +187,8 @@ def mlp(
     n is norm(x): LayerNorm with a norm_bias, RMSNorm without one, x itself without a norm_weight. Without
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
     row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
-    sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of fp8.
+    sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of the
+    weights' dtype, fp8 or int8.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
@@ -221,6 +225,11 @@ def mlp(
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    if quantises_rows and w_up.dtype == nl.int8:
+        rank_sum = RankSum(replica_group, ranks, SUMS_IN_FLIGHT, [])
+        function = activation_function(activation)
+        run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum)
+        return y
     core = assign_core_share(tokens, hidden, weights.w_down, ranks)
     first_row, end_row = core.rows
     first_column, end_column = core.columns
@@ -429,12 +438,16 @@ def check_arguments(x, weights, norm):
 
 
 def check_quantised_rows(weights):
-    """Raise AssertionError if a weight of the record Weights is not float8_e4m3 with scales."""
+    """Raise AssertionError if the weights of the record Weights are not all float8_e4m3 or all int8, with scales."""
+    dtype = weights.w_up.elements.dtype
     for name, weight in (("w_gate", weights.w_gate), ("w_up", weights.w_up), ("w_down", weights.w_down)):
-        assert weight is None or (weight.elements.dtype == nl.float8_e4m3 and weight.scales is not None), (
-            f"quantises_rows takes float8_e4m3 weights with scales, and {name} has none or is "
-            f"{weight.elements.dtype}; leave quantises_rows out"
-        )
+        if weight is not None:
+            elements = weight.elements.dtype
+            fits = elements == dtype and (dtype == nl.float8_e4m3 or dtype == nl.int8)
+            assert fits and weight.scales is not None, (
+                f"quantises_rows takes float8_e4m3 weights or int8 weights, all with scales; {name} has no scales or "
+                f"is {elements} beside w_up of {dtype}; leave quantises_rows out"
+            )
 
 
 def check_row_gate(x, row_gate, b_down):
@@ -501,7 +514,8 @@ def mlp_reference(
     biases with the columns of all ranks: the sum over ranks is then part of the product. The result has all T
     rows. With quantises_rows, n and the intermediate are rounded to x's dtype, and then to fp8 with a scale for
     each row; the kernel takes scales of the intermediate from each rank's columns. With a gate and without b_up,
-    the intermediate is rounded without the scale of n's row.
+    the intermediate is rounded without the scale of n's row. With int8 weights rows become integers instead, and
+    products are those of `integer_product`.
     """
     normalised = widened(x)
     if norm_bias is not None:
@@ -510,27 +524,44 @@ def mlp_reference(
         normalised = normalised / np.sqrt((normalised * normalised).mean(axis=-1, keepdims=True) + eps)
         normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
     deferred = None
-    if quantises_rows:
+    as_integers = quantises_rows and w_up.dtype == np.int8
+    if as_integers:
+        normalised = normalised.astype(x.dtype)
+    elif quantises_rows:
         codes, row_scales = quantise_rows_reference(normalised, w_up.dtype, x.dtype, x.dtype)
         normalised = codes * row_scales
         deferred = row_scales if w_gate is not None and b_up is None else np.ones_like(row_scales)
     hidden, width = x.shape[1], w_up.shape[1]
     up = widen_nibbles_reference(w_up, hidden, w_up_zeros)
-    inner = normalised @ widened(up, w_up_scales) + widened_or_zero(b_up)
+    inner = product_reference(normalised, up, w_up_scales, as_integers) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
         w_gate = widen_nibbles_reference(w_gate, hidden, w_gate_zeros)
-        gate = normalised @ widened(w_gate, w_gate_scales) + widened_or_zero(b_gate)
+        gate = product_reference(normalised, w_gate, w_gate_scales, as_integers) + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
     w_down = widen_nibbles_reference(w_down, width, w_down_zeros)
-    if deferred is not None:
+    if as_integers:
+        inner = inner.astype(x.dtype)
+    elif deferred is not None:
         codes, inner_scales = quantise_rows_reference(inner / deferred, w_up.dtype, x.dtype)
         inner = codes * (inner_scales * deferred)
-    y = inner @ widened(w_down, w_down_scales) + widened_or_zero(b_down)
+    y = product_reference(inner, w_down, w_down_scales, as_integers) + widened_or_zero(b_down)
     if row_gate is not None:
+        if as_integers:
+            numbers, row_scales = integer_rows_reference(normalised)
+            normalised = numbers * row_scales
         y = y / (1 + np.exp(-(normalised @ widened(row_gate))))
     return (widened_or_zero(x if residual else None) + y).astype(x.dtype)
+
+
+def product_reference(
+    rows: np.ndarray, weight: np.ndarray, scales: np.ndarray | None, as_integers: bool
+) -> np.ndarray:
+    """Return rows [T, K] times the columns of a weight [K, N] and their scales, of integers as W8A8 defines it."""
+    if as_integers:
+        return quantised_product_reference(rows, weight, scales)
+    return rows @ widened(weight, scales)
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:

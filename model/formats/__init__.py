@@ -57,8 +57,9 @@ FORMATS: dict[str, type[Container]] = {
 
 SCHEMES: dict[str, Format] = {
     "fp8": Scaled("fp8", 1, None),
-    "fp8-dynamic": Scaled("fp8", 1, None, has_fp8_rows=True),
+    "fp8-dynamic": Scaled("fp8", 1, None, has_quantised_rows=True),
     "int8": Scaled("compressed-tensors", 1, None, INT8),
+    "w8a8": Scaled("compressed-tensors", 1, None, INT8, has_quantised_rows=True),
     "int4": Int4("compressed-tensors"),
 }
 """Formats to which plain weights can be quantised when they are loaded, by the name in `--quantization`.

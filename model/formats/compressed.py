@@ -102,10 +102,11 @@ def _read_names(fields: ConfigFields, name: str, default: tuple[str, ...]) -> tu
 def _describe_activations(group: ConfigFields) -> Iterator[str]:
     """Yield a sentence if a group quantises inputs or outputs of its weights that kernels do not quantise."""
     for name in ("input_activations", "output_activations"):
-        if name == "input_activations" and _has_fp8_rows(group):
+        if name == "input_activations" and _has_quantised_rows(group):
+            numbers = "fp8" if group.table(name).get("type", "int") == "float" else "int8"
             yield (
-                "config.json quantises input rows of linear layers to fp8 (input_activations); mlp does so, and the "
-                "projections of attention multiply them in the dtype of activations."
+                f"config.json quantises input rows of linear layers to {numbers} (input_activations); mlp does so, and "
+                "the projections of attention multiply them in the dtype of activations."
             )
         elif name in group:
             bits = group.table(name).get("num_bits", 8)
@@ -115,14 +116,22 @@ def _describe_activations(group: ConfigFields) -> Iterator[str]:
             )
 
 
-def _has_fp8_rows(group: ConfigFields) -> bool:
-    """Return whether a group of fp8 weights rounds each input row to fp8, with a scale computed from the row."""
+def _has_quantised_rows(group: ConfigFields) -> bool:
+    """Return whether a group rounds each input row to 8 bits as its weights, with a scale computed from the row.
+
+    Weights and rows are both floats or both integers of 8 bits, and symmetric. Weights have a scale for each output or
+    for the tensor.
+    """
     if "input_activations" not in group or "weights" not in group:
         return False
     rows, weights = group.table("input_activations"), group.table("weights")
-    required = {"dynamic": True, "num_bits": 8, "type": "float", "strategy": "token"}
-    return all(rows.get(name, None) == value for name, value in required.items()) and (
-        weights.get("type", None) == "float" and weights.get("strategy", None) in ("channel", "tensor")
+    required = {"dynamic": True, "num_bits": 8, "type": weights.get("type", "int"), "strategy": "token"}
+    defaults = {"num_bits": 8, "type": "int"}
+    return (
+        all(rows.get(name, defaults.get(name)) == value for name, value in required.items())
+        and rows.get("symmetric", True) is True
+        and weights.get("num_bits", 8) == 8
+        and weights.get("strategy", None) in ("channel", "tensor")
     )
 
 
@@ -154,7 +163,7 @@ def _read_weights(group: ConfigFields) -> Format | None:
     element = INT8 if number == "int" else ELEMENT
     blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     if strategy in ("tensor", "channel"):
-        return Scaled(METHOD, *blocks[strategy], element, _has_fp8_rows(group))
+        return Scaled(METHOD, *blocks[strategy], element, _has_quantised_rows(group))
     if strategy == "block":
         return Scaled(METHOD, *weights.pair("block_structure"), element)
     if strategy == "group":

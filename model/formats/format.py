@@ -171,9 +171,14 @@ class Format(Container, Protocol):
         return ()
 
     @property
+    def row_dtype(self) -> np.dtype | None:
+        """Dtype of 8 bits to which kernels with the option `quantises_rows` round rows before products; None: none."""
+        return None
+
+    @property
     def quantises_rows(self) -> bool:
-        """Whether rows are rounded to 8 bits before products, by kernels with the option `quantises_rows`."""
-        return False
+        """Whether rows are rounded to `row_dtype` before products."""
+        return self.row_dtype is not None
 
     @property
     def kernel_options(self) -> tuple[str, ...]:

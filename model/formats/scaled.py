@@ -65,15 +65,15 @@ _HALVES = (_NUMBERS / 2).astype(KERNEL_ELEMENT).view(np.uint8)
 class Scaled(Format):
     """Format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis.
 
-    `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_fp8_rows` rows are rounded to fp8 before
-    products, with a scale for each row that is computed from the row.
+    `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_quantised_rows` rows are rounded to fp8 or
+    int8, as the elements, before products. Each row has a scale that is computed from the row.
     """
 
     method: str
     rows: int | None
     columns: int | None
     element: np.dtype = ELEMENT
-    has_fp8_rows: bool = False
+    has_quantised_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -101,9 +101,14 @@ class Scaled(Format):
         return Groups("fp8", (Group("fp8", CLASSES, cls("fp8", *block)),), skipped)
 
     @property
-    def quantises_rows(self) -> bool:
-        """Whether rows are rounded to fp8 before products."""
-        return self.has_fp8_rows
+    def kernel_element(self) -> np.dtype:
+        """Dtype of the elements that kernels read, float8_e4m3 or int8."""
+        return INT8 if self.element == INT8 else KERNEL_ELEMENT
+
+    @property
+    def row_dtype(self) -> np.dtype | None:
+        """The `kernel_element` with `has_quantised_rows`, else None."""
+        return self.kernel_element if self.has_quantised_rows else None
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ class Scaled(Format):
         Scales of rows are [out, 1], those of blocks have an entry for each 128 rows and 128 columns.
         """
         rows, columns = shape
-        elements = TensorSpec(shape, INT8 if self.element == INT8 else KERNEL_ELEMENT)
+        elements = TensorSpec(shape, self.kernel_element)
         if BLOCK_SCALES in self.kernel_tensors:
             counts = -(-rows // KERNEL_BLOCK), -(-columns // KERNEL_BLOCK)
             scales = TensorSpec(counts, np.dtype(np.float32), (KERNEL_BLOCK, KERNEL_BLOCK))

@@ -21,8 +21,8 @@ from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 
-_LARGEST_FP8 = 240.0
-"""Largest number of float8_e4m3."""
+_LARGEST_FP8, _LARGEST_INT8 = 240.0, 127.0
+"""Largest number of float8_e4m3, and largest integer of quantised rows."""
 _LEAST_MAGNITUDE = 1.0e-30
 """Magnitude that a row has at least for its scale, so that a row of zeros stays zero."""
 
@@ -64,11 +64,11 @@ class Arithmetic:
         exact: Collection[str] = (),
         caching: CacheRounding = PLAIN_CACHING,
     ) -> None:
-        self._quantises_rows = frozenset(
-            name
+        self._row_dtypes = {
+            name: weight.format.row_dtype
             for name, weight in weights.items()
             if isinstance(weight, QuantisedWeight) and weight.format.quantises_rows
-        )
+        }
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
@@ -107,14 +107,19 @@ class Arithmetic:
         return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
     def quantise_rows(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """Return rows x [rows, in] rounded to float8_e4m3 where the format of the projection's weight asks for it.
+        """Return rows x [rows, in] rounded to 8 bits where the format of the projection's weight asks for it.
 
-        Each row is divided by its largest magnitude / 240, rounded to the dtype of the activations, rounded to fp8 and
-        multiplied by the divisor. Other rows are returned as they are.
+        Beside fp8 weights, each row is divided by its largest magnitude / 240, rounded to the dtype of the activations,
+        rounded to float8_e4m3 and multiplied by the divisor. Beside int8 weights, it is divided by its largest
+        magnitude / 127, rounded to integers and multiplied. Other rows are returned as they are.
         """
-        if projection.tensor not in self._quantises_rows:
+        dtype = self._row_dtypes.get(projection.tensor)
+        if dtype is None:
             return x
         largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), np.float32(_LEAST_MAGNITUDE))
+        if dtype == np.int8:
+            steps = largest * np.float32(1 / _LARGEST_INT8)
+            return np.rint(x * (1 / steps)) * steps
         scales = largest * np.float32(1 / _LARGEST_FP8)
         divided = np.clip(self.round(x * (1 / scales)), -_LARGEST_FP8, _LARGEST_FP8)
         return divided.astype(ml_dtypes.float8_e4m3).astype(FLOAT32) * scales

@@ -15,8 +15,10 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.dma import STATIC
 from nki_kernels.projection.quantised_rows import LEAST, compute_scale, reduce_maximum
-from nki_kernels.tiles import blocks, count_block_partitions
+from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, ranges
+from nki_kernels.weights import load_blocks
 
 GROUP_BLOCKS = 8
 """Blocks of 128 products of a group."""
@@ -24,41 +26,46 @@ GROUP_BLOCKS = 8
 LARGEST_INTEGER = 127.0
 
 
-def sum_integer_products(stationary, moving, depth):
-    """Return the product of two matrices of integers, float32 [row, column], in PSUM or, for several groups, in SBUF.
+def sum_integer_products(stationary, weight):
+    """Return the product of rows and a weight of integers, float32 [row, column], in PSUM or SBUF.
+
+    The sums of one group stay in PSUM, those of several groups are added in SBUF. The weight is loaded group by group,
+    so that SBUF has 1024 of its rows at a time.
 
     Args:
         stationary: bfloat16 SBUF tile [k in block, block, row] of integers from -128 to 127, at most 128 rows.
-        moving: bfloat16 SBUF tile [k in block, block, column] of such integers, at most 512 columns.
-        depth: length K of the contraction; element k lies on partition k % 128, in block k // 128.
+            Element k of the contraction lies on partition k % 128, in block k // 128.
+        weight: WeightMatrix [K, N] of int8 elements, at most 512 columns. Its scales are left to the caller.
     """
-    shape = (stationary.shape[2], moving.shape[2])
-    count = blocks(depth)
-    if count <= GROUP_BLOCKS:
-        return sum_group(stationary, moving, depth, 0)
-    totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    for first in range(0, count, GROUP_BLOCKS):
-        group = sum_group(stationary, moving, depth, first)
-        if first == 0:
+    depth, columns = weight.elements.shape
+    shape = (stationary.shape[2], columns)
+    totals = None
+    for first, end in ranges(0, depth, GROUP_BLOCKS * PARTITIONS):
+        moving = load_blocks(weight.submatrix((first, end), (0, columns)), nl.bfloat16, STATIC)
+        group = sum_group(stationary[:, first // PARTITIONS : blocks(end), :], moving, end - first)
+        if end - first == depth:
+            return group
+        if totals is None:
+            totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.activation(dst=totals, op=nl.copy, data=group)
         else:
             nisa.tensor_tensor(dst=totals, data1=totals, data2=group, op=nl.add)
     return totals
 
 
-def sum_group(stationary, moving, depth, first):
-    """Return the exact sums of the group that begins with block `first`, a new float32 tile [row, column] in PSUM.
+def sum_group(stationary, moving, depth):
+    """Return the exact sums of a group of `depth` products, a new float32 tile [row, column] in PSUM.
 
-    The other arguments are those of `sum_integer_products`.
+    stationary, moving: bfloat16 SBUF tiles of integers, [k in block, block, row] and [k in block, block, column].
     """
     group = nl.ndarray((stationary.shape[2], moving.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for block in range(first, min(first + GROUP_BLOCKS, blocks(depth))):
+    for block in range(blocks(depth)):
         used = count_block_partitions(depth, block, False)
         nisa.nc_matmul(
             dst=group,
             stationary=stationary[0:used, block, :],
             moving=moving[0:used, block, :],
-            accumulate=block > first,
+            accumulate=block > 0,
         )
     return group
 
@@ -97,3 +104,12 @@ def integer_rows_reference(rows):
     largest = np.maximum(np.abs(wide).max(axis=1, keepdims=True), np.float32(LEAST))
     scales = largest * np.float32(1 / LARGEST_INTEGER)
     return np.rint(wide * (np.float32(1) / scales)).astype(np.int8), scales
+
+
+def quantised_product_reference(rows, weight, column_scales):
+    """Return rows [T, K], as integers with a scale for each row, times an int8 weight [K, N] and scales of its columns.
+
+    The result is float32 [T, N]; the sums are multiplied by the scales of the rows first. column_scales: [1, N].
+    """
+    numbers, row_scales = integer_rows_reference(rows)
+    return integer_product_reference(numbers, weight) * row_scales * column_scales.astype(np.float32)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import simulate
-from nki_kernels.dma import STATIC
 from nki_kernels.projection import integer_product
 from nki_kernels.projection.rows import spread
 from nki_kernels.tiles import copy_bank, load, load_repeated, ranges
-from nki_kernels.weights import load_blocks, wrap_matrix
+from nki_kernels.weights import wrap_matrix
 from simulate.check import detect, gathered
 from simulate.check.integer_products import list_lines
 from tests.kernels.accuracy import TARGETS
@@ -34,13 +33,11 @@ def store(destination: Any, tile: Any) -> None:
 
 def multiply(rows: Any, weight: Any) -> Any:
     """Multiply int8 rows [T, K] by an int8 weight [K, N]: float32 [T, N]."""
-    depth = rows.shape[1]
     out = nl.ndarray((rows.shape[0], weight.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     for start, end in ranges(0, rows.shape[0]):
         stationary = spread(load(rows[start:end], nl.bfloat16), False)
         for first, last in ranges(0, weight.shape[1], COLUMNS):
-            moving = load_blocks(wrap_matrix(weight[:, first:last]), nl.bfloat16, STATIC)
-            sums = integer_product.sum_integer_products(stationary, moving, depth)
+            sums = integer_product.sum_integer_products(stationary, wrap_matrix(weight[:, first:last]))
             tile = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=tile, src=sums)
             store(out[start:end, first:last], tile)
@@ -54,8 +51,7 @@ def project(x: Any, weight: Any, scales: Any) -> Any:
         numbers, row_scales = integer_product.quantise_rows_to_integers(load(x[start:end], x.dtype))
         stationary = spread(numbers, False)
         for first, last in ranges(0, weight.shape[1], COLUMNS):
-            moving = load_blocks(wrap_matrix(weight[:, first:last]), nl.bfloat16, STATIC)
-            sums = integer_product.sum_integer_products(stationary, moving, x.shape[1])
+            sums = integer_product.sum_integer_products(stationary, wrap_matrix(weight[:, first:last]))
             tile = nl.ndarray(sums.shape, dtype=x.dtype, buffer=nl.sbuf)
             column_scales = load_repeated(scales[:, first:last], end - start)
             copy_bank(tile, sums, 0, 0, row_scales, column_scales)
@@ -192,8 +188,5 @@ def test_a_projection_of_quantised_rows_is_its_definition(
     rng = np.random.default_rng(5)
     x, weight = rng.standard_normal((tokens, depth)).astype(dtype), draw(6, depth, columns)
     scales = rng.uniform(0.001, 0.02, (1, columns)).astype(np.float32)
-    numbers, row_scales = integer_product.integer_rows_reference(x)
-    expected = (integer_product.integer_product_reference(numbers, weight) * row_scales * scales).astype(
-        dtype
-    )
+    expected = integer_product.quantised_product_reference(x, weight, scales).astype(dtype)
     np.testing.assert_array_equal(run(project, x, weight, scales, target=target), expected)

@@ -51,7 +51,7 @@ def test_rows_count_stored_bytes_and_compare_with_plain_weights(
         assert (row["weight_bytes"] < plain["weight_bytes"]) == (row["weights"] != "plain")
     # A chip computes int4 in mlp alone, so a rank has more bytes than half of those of 8 bits.
     sizes = {row["weights"]: row["weight_bytes"] for row in rows}
-    assert sizes["int4"] != sizes["fp8"] == sizes["int8"] == sizes["fp8-dynamic"]
+    assert sizes["int4"] != sizes["fp8"] == sizes["int8"] == sizes["fp8-dynamic"] == sizes["w8a8"]
     text = capsys.readouterr().out
     assert "same token" in text and "int4: mlp read quantised weights" in " ".join(text.split())
 

@@ -47,7 +47,11 @@ def test_weights_are_rounded_with_a_scale_for_each_output(tmp_path: Path, scheme
         before, after = np.asarray(plain[name]), np.asarray(quantised[name])
         most = np.abs(before).max(axis=1, keepdims=True)
         # int8: half of a step of most / 127. fp8: half of the last of four binary places, or of the least subnormal.
-        bound = most / 127 / 2 if scheme == "int8" else np.maximum(np.abs(before) / 16, most / 448 * 2.0**-10)
+        bound = (
+            most / 127 / 2
+            if scheme in ("int8", "w8a8")
+            else np.maximum(np.abs(before) / 16, most / 448 * 2.0**-10)
+        )
         assert (np.abs(after - before) <= bound * 1.001).all()
         assert not np.array_equal(after, before)
     quantised.release()
@@ -95,10 +99,13 @@ def test_text_is_generated_with_weights_quantised_on_loading(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_rows_are_quantised_before_the_products_of_mlp(tmp_path: Path, ranks: int) -> None:
+@pytest.mark.parametrize(("weights_only", "with_rows"), [("fp8", "fp8-dynamic"), ("int8", "w8a8")])
+def test_rows_are_quantised_before_the_products_of_mlp(
+    tmp_path: Path, ranks: int, weights_only: str, with_rows: str
+) -> None:
     """The kernel and the reference round rows, and both differ from products of plain rows by more than rounding."""
     folder, outputs = write_plain(tmp_path), {}
-    for scheme in ("fp8", "fp8-dynamic"):
+    for scheme in (weights_only, with_rows):
         config = quantise_config(load_config(folder), scheme)
         checkpoint = open_checkpoint(folder, config)
         shards = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
@@ -107,7 +114,8 @@ def test_rows_are_quantised_before_the_products_of_mlp(tmp_path: Path, ranks: in
         most = np.abs(reference.logits).max()
         assert np.abs(kernels.logits - reference.logits).max() <= 2.0**-4 * most
         outputs[scheme] = reference.logits
-    assert np.abs(outputs["fp8"] - outputs["fp8-dynamic"]).max() > 2.0**-8 * np.abs(outputs["fp8"]).max()
+    change = np.abs(outputs[weights_only] - outputs[with_rows]).max()
+    assert change > 2.0**-8 * np.abs(outputs[weights_only]).max()
 
 
 def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
@@ -121,17 +129,35 @@ def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
     assert numpy.quantise_rows(rows, Projection("lm_head.weight", 1, 1)) is rows
 
 
+def test_a_row_becomes_integers_of_its_largest_magnitude(tmp_path: Path) -> None:
+    folder = write_plain(tmp_path)
+    config = quantise_config(load_config(folder), "w8a8")
+    numpy = Arithmetic(open_checkpoint(folder, config), np.dtype(np.float32), 0)
+    up = Projection("model.layers.0.mlp.up_proj.weight", 1, 1)
+    rows = np.array([[127, 17.4, -8.6, 0.5], [0, 0, 0, 0], [-63.5, 30.1, 1.25, -0.3]], np.float32)
+    expected = [[127, 17, -9, 0], [0, 0, 0, 0], [-63.5, 30, 1, -0.5]]
+    assert np.allclose(numpy.quantise_rows(rows, up), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("number", ["float", "int"])
 @pytest.mark.parametrize(
     ("changes", "is_quantised"),
-    [({}, True), ({"dynamic": False}, False), ({"strategy": "tensor"}, False), ({"type": "int"}, False)],
+    [
+        ({}, True),
+        ({"dynamic": False}, False),
+        ({"strategy": "tensor"}, False),
+        ({"type": "mixed"}, False),
+        ({"num_bits": 4}, False),
+        ({"symmetric": False}, False),
+    ],
 )
 def test_compressed_tensors_say_whether_rows_are_quantised(
-    tmp_path: Path, changes: dict[str, object], is_quantised: bool
+    tmp_path: Path, changes: dict[str, object], is_quantised: bool, number: str
 ) -> None:
     folder = write_plain(tmp_path)
     document = json.loads((folder / "config.json").read_text())
-    rows = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True} | changes
-    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    rows = {"num_bits": 8, "type": number, "strategy": "token", "dynamic": True} | changes
+    weights = {"num_bits": 8, "type": number, "strategy": "channel", "symmetric": True}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": rows}
     document["quantization_config"] = {
         "quant_method": "compressed-tensors",

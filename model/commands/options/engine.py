@@ -49,8 +49,8 @@ ROWS: Rows = {
     ),
     "--quantization": dict(
         metavar="NAME",
-        help="quantise plain weights of decoder layers to fp8, fp8-dynamic (which quantises rows too), int8 or int4, "
-        "with a scale for each output; of a quantised model, its quant_method (default: as config.json says)",
+        help="quantise plain weights of decoder layers to fp8, int8, fp8-dynamic or w8a8 (which quantise rows too), or "
+        "int4, with a scale for each output; of a quantised model, its quant_method (default: as config.json says)",
     ),
     "--speculative-config": dict(
         metavar="JSON",

@@ -1,0 +1,232 @@
+"""A feed-forward block whose rows and weights are 8-bit integers (W8A8): simple and exact, not fast.
+
+    q, s = integers of norm(x), scales of its rows;   n @ w stands for (q @ w) * s * scales of w's columns
+    h = activation(n @ w_gate + b_gate) * (n @ w_up + b_up), rounded to x's dtype
+    y = x + sum over ranks of (integers of h @ w_down) * scales of h's rows * scales of w_down's columns + b_down
+
+Sums of integers are those of `integer_product`, bit for bit. The scales of h's rows are those of a rank's columns.
+
+Rows lie on the partitions, a row tile of up to 128 after the other. Their transpose is stationary, and columns of the
+weights move, up to 512 at a time. If x is cut along the sequence over N ranks, a row tile has 128 // N rows of every
+rank, see `sequence`.
+
+Cost: every row tile loads all weights and the Vector engine converts them to bfloat16, group by group. Predicted on
+trn2 in bfloat16, one core in program order: 264 to 268 us for each row tile of 1 to 128 rows (H = 4096, F = 1792), 2.2
+times as long as int8 weights with plain rows take for T = 1, 1.9 times for T = 128. 512 rows take 2.8 times as long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.cores import find_core_rows
+from nki_kernels.dma import COMPILER, STATIC
+from nki_kernels.norms.row_tiles import RowNorm, allocate_row_scratch, load_norm
+from nki_kernels.projection.block_loads import store_rows_from
+from nki_kernels.projection.feed_forward import Weights
+from nki_kernels.projection.integer_product import quantise_rows_to_integers, sum_integer_products
+from nki_kernels.projection.products import add_products
+from nki_kernels.projection.residual_product import (
+    Accumulator,
+    MovingWeight,
+    ResidualProduct,
+    add_residual,
+    view_chunk,
+)
+from nki_kernels.projection.row_groups import (
+    count_rows_per_rank,
+    list_starts,
+    normalise_tiles,
+    plan_loads,
+    split_by_rank,
+    trigger_loads,
+)
+from nki_kernels.projection.rows import spread
+from nki_kernels.projection.sequence import RowSource, plan_gathered_rows, provide_rows, use_whole_rows
+from nki_kernels.tiles import (
+    ACCUMULATOR_BANKS,
+    BANK,
+    PARTITIONS,
+    broadcast_row,
+    cast,
+    copy_bank,
+    load_repeated,
+    ranges,
+)
+from nki_kernels.weights import WeightMatrix, load_blocks, select_columns
+
+
+@dataclass
+class IntegerFeedForward(nl.NKIObject):
+    """What all row tiles of a block of integers share.
+
+    rows: RowSource of x. norm: RowNorm, or None if rows need none. weights: Weights of int8 elements with scales.
+    activation: function of the Scalar engine. down: the down product, whose row_scales get a column for each row tile.
+    row_gate: [h in block, block, 1] in SBUF, or None.
+    """
+
+    rows: RowSource
+    norm: RowNorm | None
+    weights: Weights
+    activation: object
+    down: ResidualProduct
+    row_gate: nl.NkiTensor | None
+
+
+def run_integer_feed_forward(y, x, weights, norm, activation, row_gate, residual, rank_sum):
+    """Write y @ HBM, [T, H]; with rows that are cut over ranks, this rank's rows.
+
+    Args:
+        y, x: [T, H] @ HBM.
+        weights: Weights of int8 elements with scales.
+        norm: Norm; one without a weight leaves rows as they are.
+        activation: function of the Scalar engine.
+        row_gate: [H, 1] @ HBM, or None.
+        residual: whether x is added.
+        rank_sum: RankSum without chunks. Its sequence_ranks are the ranks over which rows are cut.
+    """
+    first_row, end_row = find_row_share(x.shape[0], rank_sum.sequence_ranks)
+    if first_row < end_row:
+        x, y = x[first_row:end_row, :], y[first_row:end_row, :]
+        block = prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum)
+        for start, end in ranges(0, x.shape[0], count_rows_per_rank(rank_sum.sequence_ranks)):
+            compute_row_tile(block, start, end)
+        rank_sum.finish()
+
+
+def find_row_share(rows, ranks):
+    """Return (first, end) of the rows that this core computes: half of a prompt, all or none of up to 128 rows.
+
+    rows: number of rows of this rank. ranks: over how many ranks rows are cut.
+    """
+    if nl.program_id(0) > 0 and rows * ranks <= PARTITIONS:
+        return rows, rows
+    return find_core_rows(rows, ranks)
+
+
+def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum):
+    """Return the IntegerFeedForward of some rows, with norm, row gate and b_down loaded into SBUF.
+
+    The arguments are those of `run_integer_feed_forward`.
+    """
+    ranks, row_norm, bias, gate_column = rank_sum.sequence_ranks, None, None, None
+    tile_rows = min(x.shape[0], PARTITIONS)
+    if norm.weight is not None:
+        row_norm = load_norm(norm, allocate_row_scratch(tile_rows, x.shape[1], x.dtype), x.dtype)
+    if weights.b_down is not None:
+        bias = broadcast_row(weights.b_down, tile_rows, x.dtype, 0.0)
+    if row_gate is not None:
+        gate_column = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC)
+    rows = use_whole_rows(x)
+    if ranks > 1:
+        # Rows of other ranks arrive normalised.
+        rows = plan_gathered_rows(x, row_norm, ranks, rank_sum.replica_group, count_rows_per_rank(ranks))
+        row_norm = None
+    added = x if residual else None
+    w_down = MovingWeight([weights.w_down])
+    down = ResidualProduct(y, added, w_down, bias, rank_sum, None, [], weights.w_down.scales)
+    return IntegerFeedForward(rows, row_norm, weights, activation, down, gate_column)
+
+
+def compute_row_tile(block, first_row, end_row):
+    """Compute the rows of y from `first_row` on that a row tile has; over several ranks their sums may be under way.
+
+    first_row, end_row: the range of rows, counted among those of one rank; at most 128 rows of all ranks together.
+    """
+    ranks, hidden = block.down.rank_sum.sequence_ranks, block.rows.all_rows.shape[1]
+    dtype = block.rows.all_rows.dtype
+    tile = nl.ndarray((ranks * (end_row - first_row), hidden), dtype=dtype, buffer=nl.sbuf)
+    rows = provide_rows(block.rows, ranks * first_row, ranks * end_row)
+    trigger_loads(plan_loads([tile], split_by_rank(rows, ranks)), STATIC)
+    normalise_tiles([tile], [tile], block.norm)
+    numbers, row_scale = quantise_rows_to_integers(tile)
+    stationary = spread(numbers, False)
+    intermediate = compute_intermediate(block, stationary, row_scale, dtype)
+    inner_numbers, inner_scale = quantise_rows_to_integers(intermediate)
+    if block.row_gate is not None:
+        factor = compute_row_gate(block.row_gate, numbers, row_scale)
+        nisa.tensor_tensor(dst=inner_scale, data1=inner_scale, data2=factor, op=nl.multiply)
+    block.down.row_scales.append(inner_scale)
+    inner_stationary = spread(inner_numbers, False)
+    for first_column in list_starts(hidden, ACCUMULATOR_BANKS * BANK):
+        compute_down_chunk(block.down, inner_stationary, first_row, first_column)
+
+
+def compute_intermediate(block, stationary, row_scale, dtype):
+    """Return activation(n @ w_gate) * (n @ w_up) of a row tile, or activation(n @ w_up), [row, F] in SBUF.
+
+    Args:
+        block: IntegerFeedForward.
+        stationary: the integers of n, [h in block, block, row] in SBUF.
+        row_scale: their scales, float32 [row, 1].
+        dtype: of the result.
+    """
+    weights, inner = block.weights, block.weights.w_up.elements.shape[1]
+    result = nl.ndarray((stationary.shape[2], inner), dtype=dtype, buffer=nl.sbuf)
+    for columns in ranges(0, inner, BANK):
+        dst = result[:, columns[0] : columns[1]]
+        up = project_columns(stationary, row_scale, weights.w_up, weights.b_up, columns)
+        if weights.w_gate is None:
+            nisa.activation(dst=dst, op=block.activation, data=up)
+        else:
+            gate = project_columns(stationary, row_scale, weights.w_gate, weights.b_gate, columns)
+            activated = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.activation(dst=activated, op=block.activation, data=gate)
+            nisa.tensor_tensor(dst=dst, data1=activated, data2=up, op=nl.multiply)
+    return result
+
+
+def project_columns(stationary, row_scale, weight, bias, columns):
+    """Return columns (first, end), at most 512, of n @ weight + bias for a row tile: a new float32 SBUF tile.
+
+    stationary, row_scale: as in `compute_intermediate`. weight: WeightMatrix. bias: [1, F] @ HBM, or None.
+    """
+    matrix = select_columns(weight, columns[0], columns[1])
+    sums = sum_integer_products(stationary, matrix)
+    result = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    copy_bank(result, sums, 0, 0, row_scale, load_repeated(matrix.scales, sums.shape[0]))
+    if bias is not None:
+        repeated = load_repeated(bias[:, columns[0] : columns[1]], sums.shape[0])
+        nisa.tensor_tensor(dst=result, data1=result, data2=repeated, op=nl.add)
+    return result
+
+
+def compute_row_gate(row_gate, numbers, row_scale):
+    """Return sigmoid(n @ row_gate) of each row of a row tile, float32 [row, 1] in SBUF.
+
+    row_gate: [h in block, block, 1] in SBUF. numbers: the integers of n, bfloat16 [row, H]; row_scale: their scales.
+    """
+    stationary = spread(cast(numbers, row_gate.dtype), False)
+    rows, hidden = numbers.shape
+    bank = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    add_products([[bank]], stationary, [(0, rows)], row_gate, [(0, 1)], 0, hidden)
+    result = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=result, op=nl.sigmoid, data=bank, scale=row_scale)
+    return result
+
+
+def compute_down_chunk(down, stationary, first_row, first_column):
+    """Compute the rows of a row tile and up to 2048 columns of y, from `first_row` and `first_column` on.
+
+    On one rank they are stored; else their sum over ranks is appended to the rank sum.
+
+    stationary: the integers of the intermediate, [f in block, block, row] in SBUF. first_row: counted among the rows of
+    one rank.
+    """
+    rank_sum = down.rank_sum
+    chunk = view_chunk(down, stationary.shape[2], first_row, first_column)
+    accumulators = []
+    for start, end in ranges(chunk.columns[0], chunk.columns[1], BANK):
+        sums = sum_integer_products(stationary, select_columns(down.weight.matrices[0], start, end))
+        accumulators.append(Accumulator(sums, 0, 0, start - first_column))
+    if rank_sum.replica_group is None:
+        chunk.load_residual(1)
+        result = nl.ndarray((stationary.shape[2], 1, chunk.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
+        add_residual(result, accumulators, chunk)
+        store_rows_from(chunk.y, result, COMPILER)
+    else:
+        chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
+        rank_sum.append(chunk)
