@@ -128,7 +128,10 @@ def _has_quantised_rows(group: ConfigFields) -> bool:
     required = {"dynamic": True, "num_bits": 8, "type": weights.get("type", "int"), "strategy": "token"}
     defaults = {"num_bits": 8, "type": "int"}
     return (
-        all(rows.get(name, defaults.get(name)) == value for name, value in required.items())
+        all(
+            rows.get(name, defaults.get(name)) == required_setting
+            for name, required_setting in required.items()
+        )
         and rows.get("symmetric", True) is True
         and weights.get("num_bits", 8) == 8
         and weights.get("strategy", None) in ("channel", "tensor")

@@ -91,14 +91,14 @@ class WordPacking:
         """Return elements, uint8 [n, positions], of words [n, all words] that are packed along the last axis."""
         first, end = positions.start // self.per_word, -(-positions.stop // self.per_word)
         cut = words[:, first:end].view(np.uint32)
-        result = np.empty((cut.shape[0], self.per_word * cut.shape[1]), np.uint8)
+        numbers = np.empty((cut.shape[0], self.per_word * cut.shape[1]), np.uint8)
         order = AWQ_ORDER if self.packs_outputs else range(self.per_word)
         for index, position in enumerate(order):
-            result[:, position :: self.per_word] = cut >> np.uint32(index * self.bits) & np.uint32(
+            numbers[:, position :: self.per_word] = cut >> np.uint32(index * self.bits) & np.uint32(
                 2**self.bits - 1
             )
         offset = positions.start - first * self.per_word
-        return result[:, offset : offset + len(positions)]
+        return numbers[:, offset : offset + len(positions)]
 
     def count_words(self, elements: int) -> int:
         """Return the number of words of so many elements."""
@@ -308,8 +308,8 @@ def _read_packing(
     return WordPacking(bits, group, **options)
 
 
-def _is_list_of_names(value: object) -> bool:
+def _is_list_of_names(modules: object) -> bool:
     """Return whether a value is a list of lists of strings."""
-    return isinstance(value, list) and all(
-        isinstance(block, list) and all(isinstance(module, str) for module in block) for block in value
+    return isinstance(modules, list) and all(
+        isinstance(block, list) and all(isinstance(module, str) for module in block) for block in modules
     )

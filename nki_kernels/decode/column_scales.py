@@ -40,16 +40,16 @@ def load_on_rows(scales, rows):
     The first partition of each quadrant is loaded, and the Vector engine copies it to the others.
     """
     columns, quadrant = scales.shape[1], PARTITIONS // 4
-    result = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
+    repeated = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
     if rows == 1:
-        transfer(result, scales, SCALAR)
-        return result
+        transfer(repeated, scales, SCALAR)
+        return repeated
     for start, end in ranges(0, columns, LINE_COLUMNS):
         lines = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.sbuf)
         for first in range(0, rows, quadrant):
             transfer(lines[first : first + 1, :], scales[:, start:end], SCALAR)
-        nisa.nc_stream_shuffle(dst=result[:, start:end], src=lines, shuffle_mask=[0] * quadrant)
-    return result
+        nisa.nc_stream_shuffle(dst=repeated[:, start:end], src=lines, shuffle_mask=[0] * quadrant)
+    return repeated
 
 
 def load_head_scales(scales, sizes):
@@ -62,7 +62,7 @@ def load_head_scales(scales, sizes):
     """
     width, columns = sizes.together * sizes.depth, scales.shape[1]
     count, full = blocks(columns, width), columns // width
-    result = nl.ndarray((min(width, PARTITIONS), sizes.depth_tiles, count), dtype=nl.float32, buffer=nl.sbuf)
+    table = nl.ndarray((min(width, PARTITIONS), sizes.depth_tiles, count), dtype=nl.float32, buffer=nl.sbuf)
     for first, end in ranges(0, count):
         lines = nl.ndarray((end - first, width), dtype=nl.float32, buffer=nl.sbuf)
         last = min(end, full)
@@ -80,6 +80,6 @@ def load_head_scales(scales, sizes):
         for start, stop in ranges(0, width):
             transposed = nl.ndarray((stop - start, end - first), dtype=nl.float32, buffer=nl.psum)
             nisa.nc_transpose(dst=transposed, data=lines[:, start:stop])
-            target = result[0 : stop - start, start // PARTITIONS, first:end]
+            target = table[0 : stop - start, start // PARTITIONS, first:end]
             nisa.tensor_copy(dst=target, src=transposed)
-    return result
+    return table

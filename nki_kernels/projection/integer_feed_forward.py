@@ -186,12 +186,12 @@ def project_columns(stationary, row_scale, weight, bias, columns):
     """
     matrix = select_columns(weight, columns[0], columns[1])
     sums = sum_integer_products(stationary, matrix)
-    result = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    copy_bank(result, sums, 0, 0, row_scale, load_repeated(matrix.scales, sums.shape[0]))
+    scaled = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    copy_bank(scaled, sums, 0, 0, row_scale, load_repeated(matrix.scales, sums.shape[0]))
     if bias is not None:
         repeated = load_repeated(bias[:, columns[0] : columns[1]], sums.shape[0])
-        nisa.tensor_tensor(dst=result, data1=result, data2=repeated, op=nl.add)
-    return result
+        nisa.tensor_tensor(dst=scaled, data1=scaled, data2=repeated, op=nl.add)
+    return scaled
 
 
 def compute_row_gate(row_gate, numbers, row_scale):
@@ -203,9 +203,9 @@ def compute_row_gate(row_gate, numbers, row_scale):
     rows, hidden = numbers.shape
     bank = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     add_products([[bank]], stationary, [(0, rows)], row_gate, [(0, 1)], 0, hidden)
-    result = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.sigmoid, data=bank, scale=row_scale)
-    return result
+    sigmoids = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=sigmoids, op=nl.sigmoid, data=bank, scale=row_scale)
+    return sigmoids
 
 
 def compute_down_chunk(down, stationary, first_row, first_column):
@@ -224,9 +224,9 @@ def compute_down_chunk(down, stationary, first_row, first_column):
         accumulators.append(Accumulator(sums, 0, 0, start - first_column))
     if rank_sum.replica_group is None:
         chunk.load_residual(1)
-        result = nl.ndarray((stationary.shape[2], 1, chunk.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
-        add_residual(result, accumulators, chunk)
-        store_rows_from(chunk.y, result, COMPILER)
+        y_tile = nl.ndarray((stationary.shape[2], 1, chunk.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
+        add_residual(y_tile, accumulators, chunk)
+        store_rows_from(chunk.y, y_tile, COMPILER)
     else:
         chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
         rank_sum.append(chunk)

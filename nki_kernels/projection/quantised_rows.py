@@ -68,9 +68,9 @@ class RowQuantiser(nl.NKIObject):
                 dst=bank[:, first : first + height], stationary=self.ones[0:height, :], moving=diagonal
             )
             first += height
-        result = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=result, op=nl.copy, data=bank)
-        return result
+        spread_numbers = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=spread_numbers, op=nl.copy, data=bank)
+        return spread_numbers
 
 
 @dataclass
@@ -118,8 +118,8 @@ class IntermediateQuantiser(nl.NKIObject):
         if self.stage == 0:
             self.largest = find_largest_magnitudes(self.intermediates[0], self.inner)
             if self.exchanges:
-                other = exchange_tiles(self.largest)
-                nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=other, op=nl.maximum)
+                exchanged = exchange_tiles(self.largest)
+                nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=exchanged, op=nl.maximum)
         elif self.stage == 1:
             self.compute_scales()
         elif self.stage == 2:
@@ -291,18 +291,18 @@ def divide_intermediate(intermediate, inner, factors):
     factors: float32 [128, row] in SBUF. inner: columns of the intermediate.
     """
     height, count, _ = intermediate.shape
-    result = nl.ndarray(intermediate.shape, dtype=nl.float8_e4m3, buffer=nl.sbuf)
+    quantised = nl.ndarray(intermediate.shape, dtype=nl.float8_e4m3, buffer=nl.sbuf)
     full = inner // height
     for first, end, used in ((0, full, height), (full, count, max(1, inner - full * height))):
         if end > first:
             factor = factors[0:used, :].expand_dim(1).broadcast(1, end - first)
             nisa.tensor_tensor(
-                dst=result[0:used, first:end, :],
+                dst=quantised[0:used, first:end, :],
                 data1=intermediate[0:used, first:end, :],
                 data2=factor,
                 op=nl.multiply,
             )
-    return result
+    return quantised
 
 
 def quantise_rows_reference(
