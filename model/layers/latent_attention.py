@@ -53,6 +53,9 @@ from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads
 from model.layers.weight import Tensor, Weight
 
+_PROJECTED = ("qkv_projection", "w_qkv")
+"""Reader of the matrices that are multiplied by normalised rows."""
+
 
 @dataclass(frozen=True)
 class LatentProjections:
@@ -93,7 +96,9 @@ class LatentMixer:
     def w_query_latent(self) -> Weight | None:
         """Matrix of query latents, [hidden, query_rank] on every rank; None if there are no query latents."""
         projection = self.projections.query_latent
-        return None if projection is None else Weight(f"{self.name}.w_q_a", (projection.weight(TRANSPOSED),))
+        if projection is None:
+            return None
+        return Weight(f"{self.name}.w_q_a", (projection.weight(TRANSPOSED),), reader=_PROJECTED)
 
     @property
     def w_query(self) -> Weight:
@@ -102,14 +107,15 @@ class LatentMixer:
         The elements of a head are in the order [rotated | plain].
         """
         cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._order_head()))
-        return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
+        return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),), reader=_PROJECTED)
 
     @property
     def w_latent(self) -> Weight:
         """Matrix of the latents and the key that all heads share, [hidden, latent_rank + rope_dim] on every rank."""
         rank = self.heads.latent_rank
         order = (*range(rank), *(rank + element for element in self._order_rotated()))
-        return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
+        tensors = (self.projections.latent.weight(Reordered(TRANSPOSED, order)),)
+        return Weight(f"{self.name}.w_kv", tensors, reader=_PROJECTED)
 
     @property
     def w_keys(self) -> Weight:
@@ -126,7 +132,8 @@ class LatentMixer:
     def w_o(self) -> Weight:
         """Matrix of the output projection, [heads of a rank * value_dim, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
-        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
+        tensors = (self.projections.output.weight(cut),)
+        return Weight(f"{self.name}.w_o", tensors, reader=("output_projection", "w_o"))
 
     def _cut_expansion(self, first: int, end: int, rows: bool) -> Tensor:
         """Return the rows first … end - 1 of every head of the checkpoint's `expand` [heads * rows, latent_rank].
@@ -345,18 +352,18 @@ class LatentMixer:
 
     def _project_output(self, step: StepShape) -> Launch:
         """Return the launch of the output projection, which adds the residual."""
-        w_o = self.w_o.value(step)
+        matrices = self.w_o.arguments("w_o", step)
         return Launch(
             "output_projection",
             {
-                "o": Value("o", (step.tokens, w_o.shape[0]), step.activations),
-                "w_o": w_o,
+                "o": Value("o", (step.tokens, matrices["w_o"].shape[0]), step.activations),
+                **matrices,
                 "residual": Value("x", (step.local_rows, self.hidden), step.activations),
                 "replica_group": Axis.tensor,
                 "sequence_ranks": step.sequence_ranks,
             },
             ("x",),
-            count_product_work(step.tokens, w_o),
+            count_product_work(step.tokens, matrices["w_o"]),
             step.tokens,
         )
 
@@ -419,20 +426,20 @@ def _project_normed(
     The launch gathers the rows of all ranks if `result` has more rows than x. `rotation` has the arguments that rotate
     heads - positions, tables and size of a head - or is empty. `label` distinguishes the launch in reports.
     """
-    matrix, rows = weight.value(step), result.shape[0]
+    matrices, rows = weight.arguments("w_qkv", step), result.shape[0]
     return Launch(
         "qkv_projection",
         {
             "x": x,
             "norm_weight": norm.weight.value(step),
-            "w_qkv": matrix,
+            **matrices,
             "eps": norm.eps,
             "q_size": result.shape[1],
             **rotation,
             **(list_gather_arguments(step) if rows > x.shape[0] else {}),
         },
         (result.name,),
-        count_product_work(rows, matrix),
+        count_product_work(rows, matrices["w_qkv"]),
         rows,
         label,
     )

@@ -495,6 +495,26 @@ def test_projections_compute_with_the_weights_as_they_are_stored(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
+def test_latent_attention_projects_with_weights_as_they_are_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: str
+) -> None:
+    """In float32, in which no choice of an expert is a near tie; the expansion of latents stays widened."""
+    random_model("DeepseekV3", {**COMMON, **TINY["deepseek v3"][1], "vocab_size": 300}, 6).save_pretrained(
+        tmp_path
+    )
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    quantise(tmp_path, "compressed, channel")
+    config = load_config(tmp_path)
+    for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks)):
+        stored = {name for name in rank.arrays if ".0.attention." in name and f"{name}_scales" in rank.arrays}
+        assert stored == {f"layers.0.attention.{name}" for name in ("w_q_a", "w_q", "w_kv", "w_o")}
+    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", ranks]
+    assert main(["generate", *arguments]) == 0
+    assert "4 of 4" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", ["1", "2"])
 def test_a_head_of_eight_bits_finds_the_tokens_of_the_reference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: str
 ) -> None:
