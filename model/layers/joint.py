@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from model.layers.launch import Launch
+import numpy as np
+
+from model.layers.launch import Launch, Value
 
 _NORM = "norm_weight"
 _MATRICES = ("w_gate", "w_up", "w_down")
@@ -59,12 +61,16 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     """Return whether the joint kernel computes these two launches.
 
     They must be `attention_block_decode` and `mlp` over the same number of rows, with the same x, eps and replica
-    group. The MLP needs a norm, the values of `_MLP_FIXED`, and no argument without a parameter in the joint kernel.
+    group. The MLP needs a norm, the values of `_MLP_FIXED`, no argument without a parameter in the joint kernel, and no
+    weights of 4 bits.
     """
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
         return False  # an argument without a parameter in the joint kernel
+    w_up = mlp.arguments["w_up"]
+    if isinstance(w_up, Value) and w_up.dtype == np.uint8:
+        return False  # the joint kernel takes no weights of 4 bits
     return (
         mlp.arguments.get(_NORM) is not None
         and all(mlp.arguments.get(name) == attention.arguments[name] for name in _SHARED_PARAMETERS)

@@ -14,6 +14,8 @@ import safetensors.numpy
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import Compressed, Int4, QuantisedWeight
+from model.layers.joint import join_launches
+from model.layers.launch import Launch, LeastWork, Value
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from nki_kernels.nibbles import count_packed_rows, widen_nibbles_reference
@@ -208,3 +210,20 @@ def test_packing_with_zero_points_is_within_a_step(group: int | None) -> None:
     error = np.abs(format.widen(stored) - array)
     assert (error <= np.repeat(stored["scales"], group or 256, axis=1) * (1 + 2.0**-18)).all()
     assert np.array_equal(error[3], np.zeros(256)) and np.unique(stored["zeros"]).size > 1
+
+
+def test_the_joint_kernel_of_a_layer_gets_no_weights_of_4_bits(tmp_path: Path) -> None:
+    """The same layers are joined if groups of 32 inputs have scales, because such weights are widened."""
+    kernels = {}
+    for group in (None, 32):
+        write(tmp_path, group, num_hidden_layers=1)
+        config = load_config(tmp_path)
+        (rank,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
+        w_up = rank.arrays["layers.0.mlp.w_up"]
+        up = Value("w_up", w_up.shape, w_up.dtype)
+        x = Value("x", (1, 128), BFLOAT16)
+        shared = {"x": x, "eps": 1e-5, "replica_group": None}
+        attention = Launch("attention_block_decode", shared, ("x",), LeastWork(0.0, 0.0), 1)
+        mlp = Launch("mlp", shared | {"norm_weight": x, "w_up": up}, ("x",), LeastWork(0.0, 0.0), 1)
+        kernels[group] = [launch.kernel for launch in join_launches([attention, mlp])]
+    assert kernels == {None: ["attention_block_decode", "mlp"], 32: ["decoder_layer_decode"]}
