@@ -46,12 +46,12 @@ def test_weights_are_rounded_with_a_scale_for_each_output(tmp_path: Path, scheme
     for name in names:
         before, after = np.asarray(plain[name]), np.asarray(quantised[name])
         most = np.abs(before).max(axis=1, keepdims=True)
-        # int8: half of a step of most / 127. fp8: half of the last of four binary places, or of the least subnormal.
-        bound = (
-            most / 127 / 2
-            if scheme in ("int8", "w8a8")
-            else np.maximum(np.abs(before) / 16, most / 448 * 2.0**-10)
-        )
+        # Integers: half of a step. fp8: half of the last of four binary places, or of the least subnormal.
+        steps = {"int8": 127, "w8a8": 127, "int4": 7}
+        if scheme in steps:
+            bound = most / steps[scheme] / 2
+        else:
+            bound = np.maximum(np.abs(before) / 16, most / 448 * 2.0**-10)
         assert (np.abs(after - before) <= bound * 1.001).all()
         assert not np.array_equal(after, before)
     quantised.release()
