@@ -39,6 +39,8 @@ from simulate.run.execute import round_to_dtype
 from simulate.run.stream import Stream
 
 _MOST_OPERANDS = 2
+_EXACT_PASSES = 4
+"""Passes over streams of several cores in which values of a tensor may grow one by one, such as those of a counter."""
 
 Visit = Callable[[Stream, int, Template, Sequence[int], Sequence[Possible]], None]
 """Function that is called for each event with its stream, index, template, tensors of its operands, and the possible
@@ -49,31 +51,36 @@ class ValueFlow:
     """Possible values of the tensors of one rank, updated event by event.
 
     Attributes:
-        changed: Whether an update since the last reset of this attribute added values to a tensor.
+        changed: Whether an update since the last reset of this attribute added values to a shared tensor.
+        widens: Whether a tensor to which values are added may be any value from then on, so that passes end.
     """
 
     def __init__(self) -> None:
-        self.changed = False
+        self.changed = self.widens = False
         self._tensors: dict[int, dict[DType, Possible]] = {}
-        self._reads: dict[tuple[int, DType], Possible] = {}  # of tensors since their values changed
+        self._reads: dict[int, dict[DType, Possible]] = {}  # of tensors since their values changed
         self._results: dict[tuple[int, ...], list[Possible]] = {}
         self._contained: set[tuple[int, int]] = set()  # ids of values, and of values that are among them
         self._kept: list[Any] = []  # values and templates whose ids are keys
 
     def read(self, tensor: int, dtype: DType) -> Possible:
         """Return the possible values of elements of a tensor, given by its serial number, that are read as a dtype."""
-        key = tensor, dtype
-        if key not in self._reads:
+        reads = self._reads.setdefault(tensor, {})
+        if dtype not in reads:
             writes = self._tensors.get(tensor, {})
             values = [reinterpret(possible, stored, dtype) for stored, possible in writes.items()]
             joined = values[0] if values else None
             for possible in values[1:]:
                 joined = join(joined, possible)
-            self._reads[key] = get_all_values(dtype) if joined is None else joined
-        return self._reads[key]
+            reads[dtype] = get_all_values(dtype) if joined is None else joined
+        return reads[dtype]
 
-    def write(self, tensor: int, dtype: DType, possible: Possible) -> None:
-        """Add possible values of a dtype to those of a tensor, given by its serial number."""
+    def write(self, tensor: int, dtype: DType, possible: Possible, is_shared: bool = True) -> None:
+        """Add possible values of a dtype to those of a tensor, given by its serial number.
+
+        is_shared: whether other cores read the tensor; else `changed` stays as it is. Tiles on chip are overwritten and
+        written again in each pass, so that their values never settle.
+        """
         writes = self._tensors.setdefault(tensor, {})
         if dtype in writes:
             before, key = writes[dtype], (id(writes[dtype]), id(possible))
@@ -84,21 +91,20 @@ class ValueFlow:
                 self._contained.add(key)
                 self._kept.append((before, possible))
                 return
+            if self.widens:
+                after = get_all_values(dtype)
         else:
             after = possible
         writes[dtype] = after
-        self._forget_reads(tensor)
-        self.changed = True
+        self._reads.pop(tensor, None)
+        self.changed |= is_shared
 
     def overwrite(self, tensor: int, dtype: DType, possible: Possible) -> None:
         """Replace all possible values of a tile on chip, given by its serial number; does not set `changed`."""
         writes = self._tensors.get(tensor)
         if writes is None or len(writes) != 1 or writes.get(dtype) is not possible:
             self._tensors[tensor] = {dtype: possible}
-            self._forget_reads(tensor)
-
-    def _forget_reads(self, tensor: int) -> None:
-        self._reads = {read: values for read, values in self._reads.items() if read[0] != tensor}
+            self._reads.pop(tensor, None)
 
     def pass_event(
         self, template: Template, tensors: Sequence[int], is_masked: bool = False
@@ -121,7 +127,7 @@ class ValueFlow:
             if not is_masked and template.boxes[index][0] == WRITE and covers_tile(tile):
                 self.overwrite(tensors[index], tile.dtype, possible)
             else:
-                self.write(tensors[index], tile.dtype, possible)
+                self.write(tensors[index], tile.dtype, possible, not tile.buffer.on_chip)
         return operands
 
 
@@ -151,10 +157,13 @@ def follow_values(launch: Launch, visit: Visit) -> None:
             dtype = streams[0].tensors[serial].form.dtype
             flow.write(serial, dtype, get_all_values(dtype))
         flow.changed = len(streams) > 1
+        passes = 0
         while flow.changed:
-            flow.changed = False
+            flow.changed, flow.widens = False, passes >= _EXACT_PASSES
+            passes += 1
             for stream in streams:
                 _pass_stream(flow, stream, launch.mode, None)
+        flow.widens = False
         for stream in streams:
             _pass_stream(flow, stream, launch.mode, visit)
 
