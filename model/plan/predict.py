@@ -29,7 +29,7 @@ from model.execution.stages import SEND, divide_stages, find_sent_values, launch
 from model.families import compose
 from model.layers.cache_formats import AUTO
 from model.layers.experts import RoutedExperts
-from model.layers.launch import Growth, Launch, Phase, StepShape
+from model.layers.launch import Growth, Launch, Phase, StepShape, Value
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.loading.weights import plan_weight_dtypes
@@ -356,7 +356,7 @@ class Predictor:
         If `measure` raises ModelError, returns the time estimated from the roofline, with the error as `refusal`.
         """
         operations = launch.work.operations
-        if launch.arguments.get("quantises_rows"):
+        if _has_fp8_rows(launch):
             operations /= self._fp8_rate
         time = self._core.estimate(operations, launch.work.bytes)
         floor_ns, launches, refusal, cores = time.dataflow_ns, count * launch.repeat, "", self.lnc
@@ -509,6 +509,13 @@ def _average_stages(
     overhead = stages[0].overhead * micro_batches
     busy = sum((kernel.time for kernel in kernels), overhead + sending.time)
     return PassTime(overhead, (*kernels, sending, LaunchTime(BUBBLE, 0, pass_time - busy, 0.0)))
+
+
+def _has_fp8_rows(launch: Launch) -> bool:
+    """Return whether `mlp` rounds rows to fp8, as its weights; rows beside int8 weights are integers in bfloat16."""
+    w_up = launch.arguments.get("w_up")
+    is_fp8 = isinstance(w_up, Value) and w_up.dtype == ml_dtypes.float8_e4m3
+    return is_fp8 and bool(launch.arguments.get("quantises_rows"))
 
 
 def _find_launch(section: Section, step: StepShape, title: str) -> Launch:

@@ -12,10 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import QuantisedWeight
 from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.containers import (
     Tensors,
     check_generates,
@@ -290,6 +294,30 @@ def test_scales_of_inputs_are_kept_and_not_used_and_a_warning_says_so(tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_numbers(folder, numbers)
+
+
+@pytest.mark.filterwarnings("ignore:config.json quantises input rows")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_become_integers_before_mlp_multiplies_int8_weights(tmp_path: Path, ranks: int) -> None:
+    """Logits of a prompt and a step are those of the reference, which rounds rows; plain rows give others.
+
+    In float32 no integer is on the other side of a boundary for these numbers, so that sums differ by their order.
+    """
+    folder = tmp_path / "m"
+    rows = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    _, numbers = write_container(folder, describe("int-quantized", INT8, input_activations=rows), draw_int8)
+    config = load_config(folder)
+    checkpoint = open_checkpoint(folder, config)
+    shards = shard_weights(config, checkpoint, ranks, dtype="float32")
+    assert shards[0].arrays["layers.0.mlp.w_up"].dtype == np.int8
+    kernels = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128)
+    reference = ReferenceModel(config, checkpoint, "float32", ranks=ranks)
+    plain = ReferenceModel(config, numbers, "float32", ranks=ranks)
+    for run in (lambda model: model.prefill([[5, 3, 9, 1]])[0], lambda model: model.decode([7], [4])[0]):
+        output, expected, unrounded = (run(model).logits for model in (kernels, reference, plain))
+        most = np.abs(expected).max()
+        assert np.abs(output - expected).max() <= 2.0**-12 * most
+        assert np.abs(unrounded - expected).max() > 2.0**-10 * most
 
 
 @pytest.mark.filterwarnings("ignore:Weights in MXFP")
