@@ -11,7 +11,7 @@ weights move, up to 512 at a time. If x is cut along the sequence over N ranks, 
 rank, see `sequence`.
 
 Cost: every row tile loads all weights and the Vector engine converts them to bfloat16, group by group. Predicted on
-trn2 in bfloat16, one core in program order: 264 to 268 us for each row tile of 1 to 128 rows (H = 4096, F = 1792), 2.2
+trn2 in bfloat16, one core in program order: 261 to 266 us for each row tile of 1 to 128 rows (H = 4096, F = 1792), 2.2
 times as long as int8 weights with plain rows take for T = 1, 1.9 times for T = 128. 512 rows take 2.8 times as long.
 """
 
@@ -50,7 +50,6 @@ from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
     PARTITIONS,
-    broadcast_row,
     cast,
     copy_bank,
     load_repeated,
@@ -108,16 +107,14 @@ def find_row_share(rows, ranks):
 
 
 def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum):
-    """Return the IntegerFeedForward of some rows, with norm, row gate and b_down loaded into SBUF.
+    """Return the IntegerFeedForward of some rows, with norm and row gate loaded into SBUF.
 
     The arguments are those of `run_integer_feed_forward`.
     """
-    ranks, row_norm, bias, gate_column = rank_sum.sequence_ranks, None, None, None
+    ranks, row_norm, gate_column = rank_sum.sequence_ranks, None, None
     tile_rows = min(x.shape[0], PARTITIONS)
     if norm.weight is not None:
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, x.shape[1], x.dtype), x.dtype)
-    if weights.b_down is not None:
-        bias = broadcast_row(weights.b_down, tile_rows, x.dtype, 0.0)
     if row_gate is not None:
         gate_column = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC)
     rows = use_whole_rows(x)
@@ -127,7 +124,7 @@ def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum)
         row_norm = None
     added = x if residual else None
     w_down = MovingWeight([weights.w_down])
-    down = ResidualProduct(y, added, w_down, bias, rank_sum, None, [], weights.w_down.scales)
+    down = ResidualProduct(y, added, w_down, None, rank_sum, None, [], weights.w_down.scales)
     return IntegerFeedForward(rows, row_norm, weights, activation, down, gate_column)
 
 
@@ -152,7 +149,7 @@ def compute_row_tile(block, first_row, end_row):
     block.down.row_scales.append(inner_scale)
     inner_stationary = spread(inner_numbers, False)
     for first_column in list_starts(hidden, ACCUMULATOR_BANKS * BANK):
-        compute_down_chunk(block.down, inner_stationary, first_row, first_column)
+        compute_down_chunk(block, inner_stationary, first_row, first_column)
 
 
 def compute_intermediate(block, stationary, row_scale, dtype):
@@ -208,16 +205,20 @@ def compute_row_gate(row_gate, numbers, row_scale):
     return sigmoids
 
 
-def compute_down_chunk(down, stationary, first_row, first_column):
+def compute_down_chunk(block, stationary, first_row, first_column):
     """Compute the rows of a row tile and up to 2048 columns of y, from `first_row` and `first_column` on.
 
-    On one rank they are stored; else their sum over ranks is appended to the rank sum.
+    On one rank they are stored; else their sum over ranks is appended to the rank sum. Bias and scales of the columns
+    are loaded here, as all of them would take too much of SBUF.
 
     stationary: the integers of the intermediate, [f in block, block, row] in SBUF. first_row: counted among the rows of
     one rank.
     """
-    rank_sum = down.rank_sum
+    down, rank_sum = block.down, block.down.rank_sum
     chunk = view_chunk(down, stationary.shape[2], first_row, first_column)
+    if block.weights.b_down is not None:
+        bias = block.weights.b_down[:, chunk.columns[0] : chunk.columns[1]]
+        chunk.bias = load_repeated(bias, stationary.shape[2])
     accumulators = []
     for start, end in ranges(chunk.columns[0], chunk.columns[1], BANK):
         sums = sum_integer_products(stationary, select_columns(down.weight.matrices[0], start, end))

@@ -25,6 +25,9 @@ GROUP_BLOCKS = 8
 
 LARGEST_INTEGER = 127.0
 
+PIECE_COLUMNS = 2048
+"""Columns of rows that become integers at once."""
+
 
 def sum_integer_products(stationary, weight):
     """Return the product of rows and a weight of integers, float32 [row, column], in PSUM or SBUF.
@@ -73,15 +76,25 @@ def sum_group(stationary, moving, depth):
 def quantise_rows_to_integers(rows):
     """Return integers from -127 to 127 as a new bfloat16 tile of the shape of `rows`, and float32 scales [row, 1].
 
-    rows: float32 or bfloat16 SBUF tile [row, n], finite. The integers pass through int8, which rounds them.
+    rows: float32 or bfloat16 SBUF tile [row, n], finite. The integers pass through int8, which rounds them. Pieces of
+    the columns keep magnitudes and int8 elements small.
     """
-    magnitudes = nl.ndarray(rows.shape, dtype=rows.dtype, buffer=nl.sbuf)
-    nisa.activation(dst=magnitudes, op=nl.abs, data=rows)
-    scales, inverses = compute_scale(reduce_maximum(magnitudes), LARGEST_INTEGER)
-    integers = nl.ndarray(rows.shape, dtype=nl.int8, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=integers, data=rows, op0=nl.multiply, operand0=inverses)
+    pieces = ranges(0, rows.shape[1], PIECE_COLUMNS)
+    largest = None
+    for first, end in pieces:
+        magnitudes = nl.ndarray((rows.shape[0], end - first), dtype=rows.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=magnitudes, op=nl.abs, data=rows[:, first:end])
+        column = reduce_maximum(magnitudes)
+        if largest is None:
+            largest = column
+        else:
+            nisa.tensor_tensor(dst=largest, data1=largest, data2=column, op=nl.maximum)
+    scales, inverses = compute_scale(largest, LARGEST_INTEGER)
     numbers = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=numbers, src=integers)
+    for first, end in pieces:
+        integers = nl.ndarray((rows.shape[0], end - first), dtype=nl.int8, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=integers, data=rows[:, first:end], op0=nl.multiply, operand0=inverses)
+        nisa.tensor_copy(dst=numbers[:, first:end], src=integers)
     return numbers, scales
 
 

@@ -14,7 +14,7 @@ import simulate
 from simulate.check import detect, gathered
 from simulate.check.integer_products import list_lines
 from tests.kernels.accuracy import TARGETS, in_order, last_place, named
-from tests.kernels.case import DTYPES, F32, KernelCase, KernelTests, exactly, refuse, slow, vary
+from tests.kernels.case import DTYPES, F32, KernelCase, KernelTests, exactly, refuse, vary
 from tests.kernels.test_feed_forward import FP8, INT8, quantised_block
 from tests.kernels.test_quantised_rows import within_half_of_rounding
 
@@ -75,8 +75,9 @@ class TestIntegerFeedForward(KernelTests):
         ],
         fits=[
             *vary(tokens=[1, 300], hidden=8192, inner=896, dtype=[*DTYPES]),
+            dict(tokens=130, hidden=8192, inner=16384, dtype=F32, biases=True, norm_bias=True),
+            dict(tokens=130, hidden=16384, inner=16384, row_gate=True),
             dict(tokens=130, hidden=16384, inner=200),
-            *slow(*vary(tokens=130, hidden=8192, inner=16384, dtype=[*DTYPES])),
         ],
         every_chip=[*vary(tokens=[5, 130], hidden=136, inner=172)],
         refusals=[

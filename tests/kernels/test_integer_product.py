@@ -161,7 +161,9 @@ def test_check_proves_the_sums_and_finds_nothing(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize(("count", "columns"), [(2, 1), (127, 130), (128, 33), (3, 2048)])
+@pytest.mark.parametrize(
+    ("count", "columns"), [(2, 1), (127, 130), (128, 33), (3, 2048), (2, 2049), (2, 4100)]
+)
 def test_rows_become_integers_as_the_definition_says(
     target: str, dtype: Any, count: int, columns: int
 ) -> None:
