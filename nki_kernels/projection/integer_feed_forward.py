@@ -12,7 +12,7 @@ rank, see `sequence`.
 
 Cost: every row tile loads all weights and the Vector engine converts them to bfloat16, group by group. Predicted on
 trn2 in bfloat16, one core in program order: 261 to 266 us for each row tile of 1 to 128 rows (H = 4096, F = 1792), 2.2
-times as long as int8 weights with plain rows take for T = 1, 1.9 times for T = 128. 512 rows take 2.8 times as long.
+times as long as int8 weights with plain rows take for T = 1, 1.9 times for T = 128. 512 rows take 2.7 times as long.
 """
 
 from __future__ import annotations
