@@ -50,7 +50,7 @@ class ShareStart(nl.NKIObject):
         self.cache = cache.select_share(share)
         self.sizes = compute_share_sizes(sizes, share, self.cache)
         self.step = step.select_share(share, sizes)
-        self.tokens = NewTokens(self.sizes, self.step)
+        self.tokens = NewTokens(self.sizes, self.step, self.cache.k_cache.dtype)
 
     def attend(self, o, tokens, ranks):
         """Compute attention for the share and write it to the share's rows and columns of `o` [T, Hq * D] in HBM.

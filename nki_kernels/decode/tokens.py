@@ -35,14 +35,15 @@ class NewTokens(nl.NKIObject):
 
     When the object is made, the loads of positions and angles begin, while queries and keys may still be projected.
     `first_positions`: see `load_first_positions`. `blocks`: the segments of each block. `angles`, `loaded`: cosines
-    and sines, and rows, of the blocks that are loaded so far.
+    and sines, and rows, of the blocks that are loaded so far. cache_dtype: of the cached keys.
     """
 
-    def __init__(self, sizes, step):
+    def __init__(self, sizes, step, cache_dtype):
         self.sizes, self.step = sizes, step
         self.sources = None
         self.first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-        self.blocks = plan_row_blocks(sizes, step.scales is None)
+        # Keys of another dtype than the cache are converted by an engine, which takes partitions from 0 on.
+        self.blocks = plan_row_blocks(sizes, step.scales is None and cache_dtype == sizes.dtype)
         self.angles, self.loaded = [], []
         for _ in range(BLOCKS_AHEAD):
             self.load_next_angles()

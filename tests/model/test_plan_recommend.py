@@ -42,7 +42,7 @@ class Rooflines:
 
     calls: ClassVar[list[tuple[str, int]]] = []
 
-    def __init__(self, config: Any, target: str, tp: int, *sizes: Any) -> None:
+    def __init__(self, config: Any, target: str, tp: int, *sizes: Any, **formats: Any) -> None:
         self.target, self.tp = target, tp
 
     def predict_step(self, batch: int) -> PassTime:

@@ -30,7 +30,10 @@ from nkw.files import STDOUT, Outputs, json_document
 from nkw.process import disable_collector
 from nkw.terminal import show, show_lines, working
 
-_DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("default") for option in OPTIONS}
+_DEFAULTS = {
+    option.name.strip("-").partition("=")[0].replace("-", "_"): option.keywords.get("default")
+    for option in OPTIONS
+}
 
 
 def plan_command(options: argparse.Namespace) -> int:
