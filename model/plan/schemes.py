@@ -141,9 +141,10 @@ def format_schemes(plan: Plan, rows: list[SchemeRow]) -> Iterator[Part]:
         left=(0, 1),
     )
     yield _sentence(f"Accuracy: {source}. Another model loses more or less.")
-    readers = dict.fromkeys((row.weights, ", ".join(row.readers)) for row in rows if row.readers)
-    for weights, names in readers:
-        yield _sentence(f"{weights}: {names} read quantised weights; other kernels get them widened.")
+    for weights, readers in dict.fromkeys((row.weights, row.readers) for row in rows if row.readers):
+        *kernels, last = readers
+        names = f"{', '.join(kernels)} and {last} read" if kernels else f"{last} reads"
+        yield _sentence(f"{weights}: {names} quantised weights; other kernels get them widened.")
 
 
 def describe_schemes(rows: list[SchemeRow]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_rows_count_stored_bytes_and_compare_with_plain_weights(
     sizes = {row["weights"]: row["weight_bytes"] for row in rows}
     assert sizes["int4"] != sizes["fp8"] == sizes["int8"] == sizes["fp8-dynamic"] == sizes["w8a8"]
     text = capsys.readouterr().out
-    assert "same token" in text and "int4: mlp read quantised weights" in " ".join(text.split())
+    assert "same token" in text and "int4: mlp reads quantised weights" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
