@@ -106,7 +106,7 @@ class Network:
 
     @property
     def block_weights(self) -> Iterator[Weight]:
-        """Weights of `blocks` in order, without those of the embedding, the head and the networks in `before`."""
+        """Weights of the layers in `blocks`, in order; embedding, head and networks in `before` are left out."""
         return (weight for section in self.blocks for layer in section for weight in layer.weights)
 
     def step(self, step: StepShape) -> StepShape:

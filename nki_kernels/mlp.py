@@ -124,7 +124,11 @@ from nki_kernels.projection.grouped_gate import (
 from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups, plan_groups
 from nki_kernels.projection.integer_feed_forward import run_integer_feed_forward
 from nki_kernels.projection.integer_product import integer_rows_reference, quantised_product_reference
-from nki_kernels.projection.quantised_rows import create_row_quantiser, quantise_rows_reference
+from nki_kernels.projection.quantised_rows import (
+    QUANTISATION_STAGES,
+    create_row_quantiser,
+    quantise_rows_reference,
+)
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -147,9 +151,6 @@ cores = (1, 2)
 
 SUMS_IN_FLIGHT = 2
 """Chunks of y whose sums over the ranks may be under way before the first of them is stored, beside groups of rows."""
-
-QUANTISATION_STAGES = 3
-"""Units of the next row group that run before an intermediate in fp8 is multiplied: one for each stage."""
 
 FEW_ROWS_SUMS_IN_FLIGHT = 8
 """Chunks of y whose sums may be under way for up to 128 rows: a collective takes longer than a chunk."""
@@ -205,10 +206,9 @@ def mlp(
         (w_gate_zeros, w_up_zeros, w_down_zeros),
         nibble_dtype,
     )
-    columns = x.shape[len(x.shape) - 1]
     weights = Weights(
-        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, columns, w_gate_zeros, nibble_dtype)),
-        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, columns, w_up_zeros, nibble_dtype)),
+        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, x.shape[1], w_gate_zeros, nibble_dtype)),
+        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, x.shape[1], w_up_zeros, nibble_dtype)),
         wrap_matrix(
             w_down, w_down_scales, describe_nibbles(w_down, w_up.shape[1], w_down_zeros, nibble_dtype)
         ),
@@ -329,6 +329,7 @@ def run_row_groups(ffn, groups):
         down.load_scales(min(ranks * groups[0].rows, count_tile_rows(ranks)))
     x, intermediate, intermediates, pending, pending_tile = None, None, None, None, 0
     spreads_rows = ffn.quantiser is not None
+    # One unit of the next group for each stage of the quantisation of the intermediate.
     leading = QUANTISATION_STAGES if spreads_rows else 1
     for m in range(len(groups) + 1):  # m: row group
         units = list_unit_starts(ffn, groups, m)

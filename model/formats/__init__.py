@@ -95,7 +95,7 @@ def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> C
 
 
 def read_cache_scheme(fields: ConfigFields) -> CacheScheme:
-    """Return the scheme of quantised caches of a config.json; that of float8_e4m3fn if it names none.
+    """Return the scheme of quantised caches of a config.json; `FP8_CACHES` if it names none.
 
     Raises:
         ModelError: A field has a wrong type.

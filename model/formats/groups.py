@@ -69,7 +69,7 @@ class Groups(Container):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks of the container, and then those of its formats."""
+        """Remarks of the container, then the notes of its formats, each once."""
         notes = (*self.remarks, *(note for format in self.formats for note in format.notes))
         return tuple(dict.fromkeys(notes))
 

@@ -39,10 +39,10 @@ class PackedTensors(Mapping[str, np.ndarray]):
 def quantise_plain_weights(
     weights: Mapping[str, Weight], network: Network, config: Config
 ) -> dict[str, Weight]:
-    """Return weights by name, of which those that kernels read in `config.weight_format` are quantised to it.
+    """Return weights by name; weights that kernels read in `config.weight_format` are quantised to this format.
 
-    They are weights of the decoder layers; embedding, head and all other weights stay as they are. Numbers are rounded
-    to the nearest number of the format when they are read.
+    These are weights of the decoder layers. The embedding, the head and all other weights stay as they are. Numbers are
+    rounded to the nearest number of the format when they are read.
     """
     assert config.weight_format is not None, "quantised on loading without a format"
     (format,) = config.weight_format.formats

@@ -140,7 +140,10 @@ def format_schemes(plan: Plan, rows: list[SchemeRow]) -> Iterator[Part]:
         ],
         left=(0, 1),
     )
-    yield _sentence(f"Accuracy: {source}. Another model loses more or less.")
+    yield _sentence(
+        f"Accuracy: {source}. Another model loses more or less. On loading, scales of int4 are not searched; that "
+        "was not measured."
+    )
     for weights, readers in dict.fromkeys((row.weights, row.readers) for row in rows if row.readers):
         *kernels, last = readers
         names = f"{', '.join(kernels)} and {last} read" if kernels else f"{last} reads"

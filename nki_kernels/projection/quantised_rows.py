@@ -26,6 +26,9 @@ LARGEST = 240.0
 REDUCED_COLUMNS = 256
 """Columns of magnitudes that one reduction takes; more are halved before."""
 
+QUANTISATION_STAGES = 3
+"""Stages in which an intermediate is quantised."""
+
 LEAST = 1.0e-30
 """Least magnitude of a row that counts: a row of zeros has this divided by 240 as its scale."""
 
@@ -145,7 +148,7 @@ class IntermediateQuantiser(nl.NKIObject):
 
     def finish(self):
         """Issue all stages that remain; return the fp8 tiles and the scales, a column for each row tile."""
-        while self.stage < 3:
+        while self.stage < QUANTISATION_STAGES:
             self.advance()
         return self.results, self.scales
 
@@ -260,7 +263,6 @@ def find_largest_magnitudes(intermediate, inner):
     """
     height, _, rows = intermediate.shape
     full, short = inner // height, inner % height
-    largest = nl.ndarray((height, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
     if full > 0:
         magnitudes = nl.ndarray((height, full, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
         nisa.activation(dst=magnitudes, op=nl.abs, data=intermediate[:, 0:full, :])
@@ -277,7 +279,7 @@ def find_largest_magnitudes(intermediate, inner):
             count -= half
         largest = magnitudes[:, 0, :]
     else:
-        nisa.memset(dst=largest, value=0.0)
+        largest = filled((height, rows), 0.0, intermediate.dtype)
     if short > 0:
         tail = nl.ndarray((short, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
         nisa.activation(dst=tail, op=nl.abs, data=intermediate[0:short, full, :])

@@ -190,7 +190,7 @@ def _load_stored_ids(
             f"{weight.name} cannot be bundled: its format is computed when it is loaded, and an instance copies "
             "weights of 8 bits with a scale for each output or tensor alone"
         )
-    # Integers pass through the loader as they are, and so do their scales.
+    # The loader changes neither int8 elements nor their scales, so that ids come out as they went in.
     integers = replace(format, element=INT8)
     id_weights: dict[str, QuantisedWeight] = {}
     starts: list[tuple[int, str]] = []
