@@ -59,7 +59,9 @@ def test_scales_of_a_checkpoint_are_converted(
     scales = model.choose_cache_scales(name, None).by_array
     expected = zip(("keys", "values") * 2, (0, 0, 1, 1), (0.01, 0.02, 0.03, 0.04))
     for array, layer, scale in expected:
-        np.testing.assert_allclose(scales[f"layers.{layer}.attention.{array}"], [scale * factor], rtol=1e-6)
+        np.testing.assert_allclose(
+            scales[f"layers.{layer}.attention.{array}"], [scale * factor], rtol=2.0**-23
+        )
     assert not model.choose_cache_scales("fp8_e5m2", None).by_array
 
 
@@ -131,8 +133,9 @@ def test_a_text_determines_the_scales(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(ids) > 2 * 64  # pieces of the context of 64
     assert magnitudes.keys() == scales.keys() == tokenizer_ids.keys()
     for name, largest in magnitudes.items():
-        np.testing.assert_allclose(scales[name], largest / 127, rtol=1e-6)
-        np.testing.assert_allclose(tokenizer_ids[name], largest / 224, rtol=1e-6)
+        # A scale is one quotient, rounded to float32.
+        np.testing.assert_allclose(scales[name], largest / 127, rtol=2.0**-23)
+        np.testing.assert_allclose(tokenizer_ids[name], largest / 224, rtol=2.0**-23)
 
 
 def test_texts_that_give_no_scales_are_refused(tmp_path: Path) -> None:
