@@ -16,7 +16,7 @@ from simulate.check.integer_products import list_lines
 from tests.kernels.accuracy import TARGETS, in_order, last_place, named
 from tests.kernels.case import DTYPES, F32, KernelCase, KernelTests, exactly, refuse, vary
 from tests.kernels.test_feed_forward import FP8, INT8, quantised_block
-from tests.kernels.test_quantised_rows import within_half_of_rounding
+from tests.kernels.test_quantised_rows import divide_columns, within_half_of_rounding
 
 
 @wraps(quantised_block)
@@ -98,14 +98,7 @@ class TestIntegerFeedForward(KernelTests):
 def test_ranks_take_scales_from_their_own_columns(tokens: int, cores: int, cut: bool) -> None:
     """Two ranks give x and the sum of what each gives alone for its columns, also where they divide the rows."""
     arguments = named(kernels.mlp, integer_block(tokens=tokens, hidden=40, inner=72))
-    shards = []
-    for columns in (slice(0, 36), slice(36, 72)):
-        names = ("w_up", "w_gate", "w_up_scales", "w_gate_scales")
-        shards.append(
-            arguments
-            | {name: arguments[name][:, columns].copy() for name in names}
-            | dict(w_down=arguments["w_down"][columns].copy())
-        )
+    shards = divide_columns(arguments)
     alone = [np.asarray(kernels.mlp(**(shard | dict(residual=False)))).astype(np.float64) for shard in shards]
     settings = dict(replica_group=ReplicaGroup([[0, 1]]), sequence_ranks=2 if cut else 1)
     rows = np.split(arguments["x"], 2) if cut else 2 * [arguments["x"]]

@@ -89,18 +89,23 @@ def test_every_row_has_its_largest_element_and_a_step_of_an_eighth() -> None:
     assert (np.abs(rounded - rows) <= np.maximum(np.abs(rows) / 16, most / 240 * 2.0**-10) * 1.0001).all()
 
 
+def divide_columns(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the arguments of `mlp` on each of two ranks, which have half of the intermediate's columns each."""
+    half = arguments["w_up"].shape[1] // 2
+    names = ("w_up", "w_gate", "w_up_scales", "w_gate_scales")
+    return [
+        arguments
+        | {name: arguments[name][:, columns].copy() for name in names}
+        | dict(w_down=arguments["w_down"][columns].copy())
+        for columns in (slice(0, half), slice(half, None))
+    ]
+
+
 @pytest.mark.parametrize("tokens", [3, 140])
 def test_ranks_take_scales_from_their_own_columns(tokens: int) -> None:
     """Two ranks give x and the sum of what each gives alone for its columns."""
     arguments = named(kernels.mlp, block_of_quantised_rows(tokens=tokens, hidden=40, inner=72))
-    shards = []
-    for columns in (slice(0, 36), slice(36, 72)):
-        names = ("w_up", "w_gate", "w_up_scales", "w_gate_scales")
-        shards.append(
-            arguments
-            | {name: arguments[name][:, columns].copy() for name in names}
-            | dict(w_down=arguments["w_down"][columns].copy())
-        )
+    shards = divide_columns(arguments)
     alone = [np.asarray(kernels.mlp(**(shard | dict(residual=False)))).astype(np.float64) for shard in shards]
     group = ReplicaGroup([[0, 1]])
     world = simulate.World("trn2", 2)
