@@ -147,6 +147,10 @@ def test_texts_that_give_no_scales_are_refused(tmp_path: Path) -> None:
         model.choose_cache_scales("auto", text)
     with pytest.raises(ModelError, match=r"missing\.txt cannot be read as a calibration text"):
         model.choose_cache_scales("fp8", tmp_path / "missing.txt")
+    for content in ("", " \n"):
+        text.write_text(content)
+        with pytest.raises(ModelError, match=r"text\.txt has no text; give texts like those"):
+            model.choose_cache_scales("fp8", text)
 
 
 def compare(kernels: KernelModel, reference: ReferenceModel, prompt: list[int] = PROMPT) -> None:
