@@ -32,6 +32,9 @@ Arguments:
                      weights are [packed rows, columns] uint8, nibbles of 2^-9 each, see `nibbles`. All three are
                      packed, or none
     nibble_dtype     "float8_e4m3" or "bfloat16": in which dtype products with bfloat16 rows take nibbles
+    w_gate_input_scale, w_up_input_scale, w_down_input_scale
+                     [1, 1] float32 @ HBM: static scales of the rows that the weights multiply, of all weights or None.
+                     n takes the larger one of gate and up, see `static_rows`
     quantises_rows   compile-time bool: whether n and the intermediate are rounded to float8_e4m3, each row with a scale
                      of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales, or int8 with
                      scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`
@@ -143,9 +146,14 @@ from nki_kernels.projection.row_groups import (
     divide_into_groups,
 )
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
+from nki_kernels.projection.static_rows import (
+    check_input_scales,
+    load_static_quantiser,
+    static_rows_reference,
+)
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, broadcast_row, expect_dims, expect_hidden
-from nki_kernels.weights import WeightMatrix, check_scales, load_blocks, wrap_matrix
+from nki_kernels.weights import WeightMatrix, check_scales, is_e4m3, load_blocks, wrap_matrix
 
 cores = (1, 2)
 
@@ -181,6 +189,9 @@ def mlp(
     w_up_zeros=None,
     w_down_zeros=None,
     nibble_dtype="float8_e4m3",
+    w_gate_input_scale=None,
+    w_up_input_scale=None,
+    w_down_input_scale=None,
     quantises_rows=False,
 ):
     """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
@@ -189,7 +200,7 @@ def mlp(
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
     row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
     sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of the
-    weights' dtype, fp8 or int8.
+    weights' dtype, fp8 or int8, with a scale for each row, or with the input scales.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
@@ -221,6 +232,11 @@ def mlp(
     check_row_gate(x, row_gate, b_down)
     if quantises_rows:
         check_quantised_rows(weights)
+    input_scales = [w_gate_input_scale, w_up_input_scale, w_down_input_scale]
+    check_input_scales([w_gate, w_up, w_down], input_scales, quantises_rows)
+    static = None
+    if w_up_input_scale is not None:
+        static = load_static_quantiser(input_scales, w_up.dtype)
     ranks = sequence_ranks
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
@@ -228,7 +244,7 @@ def mlp(
     if quantises_rows and w_up.dtype == nl.int8:
         rank_sum = RankSum(replica_group, ranks, SUMS_IN_FLIGHT, [])
         function = activation_function(activation)
-        run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum)
+        run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum, static)
         return y
     core = assign_core_share(tokens, hidden, weights.w_down, ranks)
     first_row, end_row = core.rows
@@ -292,9 +308,11 @@ def mlp(
     ffn = FeedForward(
         rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, few_rows, run_norm, layout
     )
-    if quantises_rows:
+    if static is not None:
+        ffn.quantiser, ffn.static = static, static
+    elif quantises_rows:
         gated.gate_factors_only = w_gate is not None and b_up is None
-        ffn.quantiser = create_row_quantiser(min(PARTITIONS, tokens), hidden, x.dtype)
+        ffn.quantiser = create_row_quantiser(min(PARTITIONS, tokens), hidden, x.dtype, w_up.dtype)
     if group_tiles > 0:
         run_row_groups(ffn, groups)
     else:
@@ -444,7 +462,7 @@ def check_quantised_rows(weights):
     for name, weight in (("w_gate", weights.w_gate), ("w_up", weights.w_up), ("w_down", weights.w_down)):
         if weight is not None:
             elements = weight.elements.dtype
-            fits = elements == dtype and (dtype == nl.float8_e4m3 or dtype == nl.int8)
+            fits = elements == dtype and (is_e4m3(dtype) or dtype == nl.int8)
             assert fits and weight.scales is not None, (
                 f"quantises_rows takes float8_e4m3 weights or int8 weights, all with scales; {name} has no scales or "
                 f"is {elements} beside w_up of {dtype}; leave quantises_rows out"
@@ -503,6 +521,9 @@ def mlp_reference(
     w_up_zeros: np.ndarray | None = None,
     w_down_zeros: np.ndarray | None = None,
     nibble_dtype: str = "float8_e4m3",
+    w_gate_input_scale: np.ndarray | None = None,
+    w_up_input_scale: np.ndarray | None = None,
+    w_down_input_scale: np.ndarray | None = None,
     quantises_rows: bool = False,
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
@@ -515,8 +536,8 @@ def mlp_reference(
     biases with the columns of all ranks: the sum over ranks is then part of the product. The result has all T
     rows. With quantises_rows, n and the intermediate are rounded to x's dtype, and then to fp8 with a scale for
     each row; the kernel takes scales of the intermediate from each rank's columns. With a gate and without b_up,
-    the intermediate is rounded without the scale of n's row. With int8 weights rows become integers instead, and
-    products are those of `integer_product`.
+    the intermediate is rounded without the scale of n's row. With input scales all rows have the same, see
+    `static_rows`. With int8 weights rows become integers instead, and products are those of `integer_product`.
     """
     normalised = widened(x)
     if norm_bias is not None:
@@ -526,20 +547,26 @@ def mlp_reference(
         normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
     deferred = None
     as_integers = quantises_rows and w_up.dtype == np.int8
+    row_scale = w_up_input_scale
+    if w_gate_input_scale is not None:
+        row_scale = np.maximum(w_gate_input_scale, w_up_input_scale)
     if as_integers:
         normalised = normalised.astype(x.dtype)
+    elif quantises_rows and row_scale is not None:
+        normalised = static_rows_reference(normalised, row_scale, w_up.dtype, x.dtype, x.dtype)
     elif quantises_rows:
         codes, row_scales = quantise_rows_reference(normalised, w_up.dtype, x.dtype, x.dtype)
         normalised = codes * row_scales
         deferred = row_scales if w_gate is not None and b_up is None else np.ones_like(row_scales)
     hidden, width = x.shape[1], w_up.shape[1]
     up = widen_nibbles_reference(w_up, hidden, w_up_zeros)
-    inner = product_reference(normalised, up, w_up_scales, as_integers) + widened_or_zero(b_up)
+    inner = product_reference(normalised, up, w_up_scales, as_integers, row_scale) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
         w_gate = widen_nibbles_reference(w_gate, hidden, w_gate_zeros)
-        gate = product_reference(normalised, w_gate, w_gate_scales, as_integers) + widened_or_zero(b_gate)
+        gate = product_reference(normalised, w_gate, w_gate_scales, as_integers, row_scale)
+        gate = gate + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
     w_down = widen_nibbles_reference(w_down, width, w_down_zeros)
     if as_integers:
@@ -547,21 +574,31 @@ def mlp_reference(
     elif deferred is not None:
         codes, inner_scales = quantise_rows_reference(inner / deferred, w_up.dtype, x.dtype)
         inner = codes * (inner_scales * deferred)
-    y = product_reference(inner, w_down, w_down_scales, as_integers) + widened_or_zero(b_down)
+    elif quantises_rows:
+        inner = static_rows_reference(inner, w_down_input_scale, w_up.dtype, x.dtype)
+    y = product_reference(inner, w_down, w_down_scales, as_integers, w_down_input_scale)
+    y = y + widened_or_zero(b_down)
     if row_gate is not None:
         if as_integers:
-            numbers, row_scales = integer_rows_reference(normalised)
+            numbers, row_scales = integer_rows_reference(normalised, row_scale)
             normalised = numbers * row_scales
         y = y / (1 + np.exp(-(normalised @ widened(row_gate))))
     return (widened_or_zero(x if residual else None) + y).astype(x.dtype)
 
 
 def product_reference(
-    rows: np.ndarray, weight: np.ndarray, scales: np.ndarray | None, as_integers: bool
+    rows: np.ndarray,
+    weight: np.ndarray,
+    scales: np.ndarray | None,
+    as_integers: bool,
+    input_scale: np.ndarray | None,
 ) -> np.ndarray:
-    """Return rows [T, K] times the columns of a weight [K, N] and their scales, of integers as W8A8 defines it."""
+    """Return rows [T, K] times the columns of a weight [K, N] and their scales, of integers as W8A8 defines it.
+
+    input_scale: static scale of rows that become integers, or None.
+    """
     if as_integers:
-        return quantised_product_reference(rows, weight, scales)
+        return quantised_product_reference(rows, weight, scales, input_scale)
     return rows @ widened(weight, scales)
 
 

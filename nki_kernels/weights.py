@@ -111,6 +111,11 @@ def check_stack_scales(name, stack):
         )
 
 
+def is_e4m3(dtype):
+    """Return whether a dtype is float8_e4m3, or float8_e4m3fn, which some chips multiply in its place."""
+    return dtype == nl.float8_e4m3 or dtype == nl.float8_e4m3fn
+
+
 def choose_operand_dtype(weights, dtype):
     """Return the dtype in which a product with rows of `dtype` takes the elements of a list of WeightMatrix.
 
@@ -121,7 +126,7 @@ def choose_operand_dtype(weights, dtype):
     elements = weights[0].elements.dtype
     if weights[0].nibbles is not None:
         return nl.float8_e4m3 if dtype != nl.float32 and weights[0].nibbles.as_fp8 else dtype
-    if dtype == nl.float32 or (elements != nl.float8_e4m3 and elements != nl.float8_e5m2):
+    if dtype == nl.float32 or not (is_e4m3(elements) or elements == nl.float8_e5m2):
         return dtype
     for weight in weights:
         if weight.elements.dtype != elements:

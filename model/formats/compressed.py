@@ -14,7 +14,7 @@ from model.formats.format import ConfigFields, Container, Format
 from model.formats.groups import Group, Groups, find_contradiction, find_invalid_pattern
 from model.formats.int4 import Int4
 from model.formats.mx import BLOCK, Mx, Mx8
-from model.formats.scaled import ELEMENT, INT8, Scaled
+from model.formats.scaled import ELEMENT, INT8, Scaled, describe_quantised_rows
 from nkw.errors import shown
 
 METHOD = "compressed-tensors"
@@ -73,7 +73,12 @@ class Compressed(Groups):
         elif contradiction is not None:
             fields.unsupported("config_groups", contradiction)
         elif len(groups) == len(with_weights):
-            remarks = dict.fromkeys(remark for _, table in tables for remark in _describe_activations(table))
+            group_formats = {name: format for name, _, format in formats}
+            remarks = dict.fromkeys(
+                remark
+                for name, table in tables
+                for remark in _describe_activations(table, group_formats.get(name))
+            )
             return cls(METHOD, groups, ignore, True, tuple(remarks))
         return None
 
@@ -99,15 +104,11 @@ def _read_names(fields: ConfigFields, name: str, default: tuple[str, ...]) -> tu
     return default
 
 
-def _describe_activations(group: ConfigFields) -> Iterator[str]:
-    """Yield a sentence if a group quantises inputs or outputs of its weights that kernels do not quantise."""
+def _describe_activations(group: ConfigFields, format: Format | None) -> Iterator[str]:
+    """Yield a sentence if a group of weights in a format quantises inputs or outputs that kernels do not quantise."""
     for name in ("input_activations", "output_activations"):
-        if name == "input_activations" and _has_quantised_rows(group):
-            numbers = "fp8" if group.table(name).get("type", "int") == "float" else "int8"
-            yield (
-                f"config.json quantises input rows of linear layers to {numbers} (input_activations); mlp does so, and "
-                "the projections of attention multiply them in the dtype of activations."
-            )
+        if name == "input_activations" and isinstance(format, Scaled) and format.quantises_rows:
+            yield describe_quantised_rows(name, format)
         elif name in group:
             bits = group.table(name).get("num_bits", 8)
             yield (
@@ -116,26 +117,30 @@ def _describe_activations(group: ConfigFields) -> Iterator[str]:
             )
 
 
-def _has_quantised_rows(group: ConfigFields) -> bool:
-    """Return whether a group rounds each input row to 8 bits as its weights, with a scale computed from the row.
+def _find_row_scales(group: ConfigFields) -> tuple[bool, bool]:
+    """Return whether a group rounds each input row to 8 bits as its weights, and whether the scales are static.
 
     Weights and rows are both floats or both integers of 8 bits, and symmetric. Weights have a scale for each output or
-    for the tensor.
+    for the tensor. Rows have a scale each that is computed from the row, or one static scale together.
     """
     if "input_activations" not in group or "weights" not in group:
-        return False
+        return False, False
     rows, weights = group.table("input_activations"), group.table("weights")
-    required = {"dynamic": True, "num_bits": 8, "type": weights.get("type", "int"), "strategy": "token"}
-    defaults = {"num_bits": 8, "type": "int"}
-    return (
-        all(
-            rows.get(name, defaults.get(name)) == required_setting
-            for name, required_setting in required.items()
-        )
+    is_static = rows.get("dynamic", False) is False
+    required = {
+        "num_bits": 8,
+        "type": weights.get("type", "int"),
+        "strategy": "tensor" if is_static else "token",
+        "dynamic": not is_static,
+    }
+    defaults = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False}
+    is_quantised = (
+        all(rows.get(name, defaults[name]) == setting for name, setting in required.items())
         and rows.get("symmetric", True) is True
         and weights.get("num_bits", 8) == 8
         and weights.get("strategy", None) in ("channel", "tensor")
     )
+    return is_quantised, is_quantised and is_static
 
 
 def _read_weights(group: ConfigFields) -> Format | None:
@@ -166,7 +171,7 @@ def _read_weights(group: ConfigFields) -> Format | None:
     element = INT8 if number == "int" else ELEMENT
     blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
     if strategy in ("tensor", "channel"):
-        return Scaled(METHOD, *blocks[strategy], element, _has_quantised_rows(group))
+        return Scaled(METHOD, *blocks[strategy], element, *_find_row_scales(group))
     if strategy == "block":
         return Scaled(METHOD, *weights.pair("block_structure"), element)
     if strategy == "group":

@@ -20,6 +20,8 @@ from model.errors import ModelError
 Shape = tuple[int, ...]
 ELEMENTS, SCALES = "elements", "scales"
 """Names of the stored tensors of a weight; a format may have further tensors."""
+INPUT_SCALE = "input_scale"
+"""Name of the stored tensor with the static scale of the rows that a weight multiplies."""
 
 _ROWS_AT_ONCE = 256
 """Rows that are widened at a time; 256 rows of 18,432 columns take 19 MB in float32."""
@@ -181,6 +183,14 @@ class Format(Container, Protocol):
         return self.row_dtype is not None
 
     @property
+    def plain_rows_format(self) -> Format | None:
+        """Format in which kernels without parameters for static scales of rows read the weight; None: they widen it.
+
+        Such kernels do not round rows.
+        """
+        return None
+
+    @property
     def kernel_options(self) -> tuple[str, ...]:
         """Parameters that a kernel has, besides those of the `kernel_tensors`, if it reads weights of this format."""
         return ()
@@ -268,9 +278,7 @@ class QuantisedWeight:
 
     The class has the methods of an array that cuts use. `rows` and `columns` are ranges of the whole weight [out, in],
     whose stored tensors are `tensors`. If it `is_transposed`, its shape is [in, out]. Widened numbers are rounded once
-    to `dtype`. `input_scale` is the static scale of the rows that the weight multiplies, if the checkpoint has one;
-    kernels do not use it yet. With a `packing`, `tensors` are those of the files, and parts are unpacked when they are
-    used.
+    to `dtype`. With a `packing`, `tensors` are those of the files, and parts are unpacked when they are used.
     """
 
     format: Format
@@ -280,7 +288,6 @@ class QuantisedWeight:
     dtype: np.dtype
     is_transposed: bool = False
     whole_shape: tuple[int, int] = (0, 0)
-    input_scale: float | None = None
     packing: Packing | None = None
 
     @classmethod
@@ -290,19 +297,18 @@ class QuantisedWeight:
         tensors: Mapping[str, np.ndarray],
         shape: Shape,
         dtype: np.dtype,
-        input_scale: float | None = None,
     ) -> QuantisedWeight:
         """Return the whole weight of a shape [out, in] with these stored tensors; it widens to `dtype`."""
         rows, columns = shape
-        return cls(
-            format,
-            tensors,
-            range(rows),
-            range(columns),
-            dtype,
-            whole_shape=(rows, columns),
-            input_scale=input_scale,
-        )
+        return cls(format, tensors, range(rows), range(columns), dtype, whole_shape=(rows, columns))
+
+    @property
+    def input_scale(self) -> np.ndarray | None:
+        """Static scale of the rows that the weight multiplies, float32 [1, 1]; None if each row has its own, or none.
+
+        It is the scale in the files, for numbers of their dtype.
+        """
+        return self.tensors.get(INPUT_SCALE)
 
     @property
     def shape(self) -> tuple[int, int]:

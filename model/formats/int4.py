@@ -173,8 +173,8 @@ class Int4(Format):
             groups = specs[ZEROS].shape[1]
             zeros = _pop(tensors, f"{name}_zero_point", (-(-rows // 8), groups), (np.dtype(np.int32),), shape)
             stored[ZEROS] = unpack_words(zeros.T)[:, :rows].T
-        input_scale = take_input_scale(name, tensors)
-        return QuantisedWeight.from_tensors(self, stored, shape, dtype, input_scale)
+        take_input_scale(name, tensors)
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return (nibble - zero) * scale of each element, float32 [out, in]; `in` is rounded up to an even number."""

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 
 from model.formats.format import ConfigFields, Container
 from model.formats.groups import CLASSES, Group, Groups, read_skipped_modules
-from model.formats.scaled import Scaled
+from model.formats.scaled import Scaled, describe_quantised_rows
 
 METHOD = "modelopt"
-_REMARK = (
-    "modelopt rounds inputs of linear layers to 8 bits (input_scale); they are not quantised: kernels multiply them in "
-    "the dtype of activations."
-)
 
 
 @dataclass(frozen=True)
@@ -31,5 +27,6 @@ class ModelOpt(Groups):
             quantization_config.unsupported("quant_algo", f"{algorithm!r:.60}; of modelopt, FP8 is read")
             return None
         skipped = read_skipped_modules(quantization_config, "exclude_modules", "ignore")
-        format = Scaled(METHOD, None, None)
-        return cls(METHOD, (Group(METHOD, CLASSES, format),), skipped, remarks=(_REMARK,))
+        format = Scaled(METHOD, None, None, has_quantised_rows=True, has_static_rows=True)
+        remark = describe_quantised_rows("input_scale", format)
+        return cls(METHOD, (Group(METHOD, CLASSES, format),), skipped, remarks=(remark,))

@@ -25,6 +25,7 @@ import numpy as np
 from model.errors import ModelError
 from model.formats.format import (
     ELEMENTS,
+    INPUT_SCALE,
     SCALES,
     ConfigFields,
     Container,
@@ -45,9 +46,9 @@ KERNEL_BLOCK = 128
 LARGEST = {ELEMENT: 448.0, INT8: 127.0}
 """Largest element by dtype."""
 
-_SCALE_SUFFIXES = ("_scale_inv", "_scale")
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
 """Suffixes of the names of scales in `fp8` and in compressed-tensors; both scales multiply."""
-_ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
+ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
 """Suffixes of the names of static scales of the rows that a weight multiplies."""
 _SCALE_DTYPES = {
     "F32": np.dtype(np.float32),
@@ -66,7 +67,8 @@ class Scaled(Format):
     """Format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis.
 
     `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_quantised_rows` rows are rounded to fp8 or
-    int8, as the elements, before products. Each row has a scale that is computed from the row.
+    int8, as the elements, before products. Each row has a scale that is computed from the row. With
+    `has_static_rows` too, all rows have the static scale that the checkpoint stores for the weight.
     """
 
     method: str
@@ -74,6 +76,7 @@ class Scaled(Format):
     columns: int | None
     element: np.dtype = ELEMENT
     has_quantised_rows: bool = False
+    has_static_rows: bool = False
 
     @property
     def name(self) -> str:
@@ -98,7 +101,14 @@ class Scaled(Format):
         has_blocks = "weight_block_size" in quantization_config
         block = quantization_config.pair("weight_block_size") if has_blocks else (None, None)
         skipped = read_skipped_modules(quantization_config, "modules_to_not_convert", "ignored_layers")
-        return Groups("fp8", (Group("fp8", CLASSES, cls("fp8", *block)),), skipped)
+        is_static = quantization_config.get("activation_scheme", "dynamic") == "static"
+        if is_static and has_blocks:
+            quantization_config.unsupported(
+                "activation_scheme", "'static' with weight_block_size; weights of blocks have dynamic rows"
+            )
+        format = replace(cls("fp8", *block), has_quantised_rows=is_static, has_static_rows=is_static)
+        remarks = (describe_quantised_rows("activation_scheme", format),) if is_static else ()
+        return Groups("fp8", (Group("fp8", CLASSES, format),), skipped, remarks=remarks)
 
     @property
     def kernel_element(self) -> np.dtype:
@@ -112,14 +122,24 @@ class Scaled(Format):
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
-        """Elements and scales of rows or of blocks; none for blocks that do not consist of 128 rows and 128 columns."""
+        """Elements and scales of rows or of blocks; none for blocks that do not consist of 128 rows and 128 columns.
+
+        The static scale of rows follows, if there is one.
+        """
         if self.columns is None and self.rows in (None, 1):
-            return ELEMENTS, SCALES
+            return (ELEMENTS, SCALES, INPUT_SCALE) if self.has_static_rows else (ELEMENTS, SCALES)
         if self.rows is None or self.columns is None:
             return ()
         return (
             (ELEMENTS, BLOCK_SCALES) if self.rows % KERNEL_BLOCK == self.columns % KERNEL_BLOCK == 0 else ()
         )
+
+    @property
+    def plain_rows_format(self) -> Format | None:
+        """This format with rows as they are if it has static scales of rows, else None."""
+        if not self.has_static_rows:
+            return None
+        return replace(self, has_quantised_rows=False, has_static_rows=False)
 
     def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return descriptions of the elements [out, in] float8_e4m3 or int8, and of float32 scales.
@@ -132,20 +152,29 @@ class Scaled(Format):
             counts = -(-rows // KERNEL_BLOCK), -(-columns // KERNEL_BLOCK)
             scales = TensorSpec(counts, np.dtype(np.float32), (KERNEL_BLOCK, KERNEL_BLOCK))
             return {ELEMENTS: elements, BLOCK_SCALES: scales}
-        return {ELEMENTS: elements, SCALES: TensorSpec((rows, 1), np.dtype(np.float32), (1, columns))}
+        specs = {ELEMENTS: elements, SCALES: TensorSpec((rows, 1), np.dtype(np.float32), (1, columns))}
+        return specs | self._describe_input_scale(shape)
+
+    def _describe_input_scale(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the description of the static scale of rows of a weight [out, in], if the format has one."""
+        spec = TensorSpec((1, 1), np.dtype(np.float32), (shape[0], shape[1]))
+        return {INPUT_SCALE: spec} if self.has_static_rows else {}
 
     def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the elements [out, in] and the scales that `describe_kernel_tensors` describes.
 
-        Elements of fp8 are half of the stored ones, float8_e4m3, and their scales twice the stored ones.
+        Elements of fp8 are half of the stored ones, float8_e4m3, and their scales twice the stored ones. So is the
+        static scale of rows, which become halves too.
         """
         elements, scales = np.asarray(tensors[ELEMENTS]), tensors[SCALES]
         specs = self.describe_kernel_tensors(elements.shape)
+        input_scale = {name: tensors[name] for name in specs if name == INPUT_SCALE}
         if self.element != INT8:
             elements = _HALVES[elements.view(np.uint8)].view(KERNEL_ELEMENT)
             scales = scales * np.float32(2)
+            input_scale = {name: scale * np.float32(2) for name, scale in input_scale.items()}
         if BLOCK_SCALES not in specs:
-            return {ELEMENTS: elements, SCALES: np.broadcast_to(scales, specs[SCALES].shape)}
+            return {ELEMENTS: elements, SCALES: np.broadcast_to(scales, specs[SCALES].shape), **input_scale}
         assert self.rows is not None and self.columns is not None
         rows, columns = specs[BLOCK_SCALES].shape
         by_row = np.repeat(scales, self.rows // KERNEL_BLOCK, axis=0)[:rows]
@@ -155,12 +184,16 @@ class Scaled(Format):
         }
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return descriptions of the elements [out, in] and scales [blocks of rows, blocks of columns] float32."""
+        """Return descriptions of the elements [out, in] and scales [blocks of rows, blocks of columns] float32.
+
+        With static scales of rows, INPUT_SCALE [1, 1] float32 follows.
+        """
         rows, columns = block = self.rows or shape[0], self.columns or shape[1]
         scales = -(-shape[0] // rows), -(-shape[1] // columns)
         return {
             ELEMENTS: TensorSpec(shape, self.element),
             SCALES: TensorSpec(scales, np.dtype(np.float32), block),
+            **self._describe_input_scale(shape),
         }
 
     def from_checkpoint(
@@ -168,12 +201,12 @@ class Scaled(Format):
     ) -> QuantisedWeight | None:
         """Remove elements and scales of the weight `name` from `tensors` and return the weight; it widens to `dtype`.
 
-        A static scale of the weight's inputs is removed too, and kept as `input_scale`. Returns None, and removes
-        nothing, unless the tensor `name` has the format's elements in the weight's shape, or int8 elements are packed
-        in a tensor `…_packed`.
+        A static scale of the weight's inputs is removed too; a format without static scales of rows has no use for it.
+        Returns None, and removes nothing, unless the tensor `name` has the format's elements in the weight's shape, or
+        int8 elements are packed in a tensor `…_packed`.
 
         Raises:
-            ModelError: The scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
+            ModelError: Scales are missing, have a wrong shape or dtype, or one is not a finite number above 0.
         """
         elements, packing, dtype_in_file = tensors.get(name), None, self.element
         if self.element == INT8 and f"{name}_packed" in tensors and len(shape) == 2:
@@ -181,9 +214,9 @@ class Scaled(Format):
         if elements is None or elements.dtype != dtype_in_file or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
         input_scale = take_input_scale(name, tensors)
-        scale_names = [name + suffix for suffix in _SCALE_SUFFIXES if name + suffix in tensors]
+        scale_names = [name + suffix for suffix in SCALE_SUFFIXES if name + suffix in tensors]
         if not scale_names:
-            missing = name + _SCALE_SUFFIXES[0]
+            missing = name + SCALE_SUFFIXES[0]
             raise ModelError(f"{name} has eight bits and no scales; tensor {missing} is missing")
         scales = tensors.pop(scale_names[0])
         spec = self.describe_tensors(shape)[SCALES]
@@ -197,10 +230,16 @@ class Scaled(Format):
             raise ModelError(f"{scale_names[0]} has dtype {scales.dtype}; known are {known}")
         scales = scales.reshape(spec.shape).astype(spec.dtype)
         check_scales(scale_names[0], scales, name)
+        stored = {ELEMENTS: elements, SCALES: scales}
+        if self.has_static_rows:
+            if input_scale is None:
+                raise ModelError(
+                    f"{name} has no static scale of its rows, which quantization_config asks for; tensor "
+                    f"{name.rpartition('.')[0]}{ACTIVATION_SUFFIXES[0]} is missing"
+                )
+            stored[INPUT_SCALE] = input_scale
         tensors.pop(name, None)
-        weight = QuantisedWeight.from_tensors(
-            self, {ELEMENTS: elements, SCALES: scales}, shape, dtype, input_scale
-        )
+        weight = QuantisedWeight.from_tensors(self, stored, shape, dtype)
         return replace(weight, packing=packing)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -222,7 +261,8 @@ class Scaled(Format):
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return elements and float32 scales of numbers [out, in]; elements are rounded to nearest even.
 
-        A block's scale is its largest magnitude / 448 for fp8, / 127 for int8, or 1 for a block of zeros.
+        A block's scale is its largest magnitude / 448 for fp8, / 127 for int8, or 1 for a block of zeros. A static
+        scale of rows does not follow from the weight, and is 1.
         """
         largest = LARGEST[self.element]
         specs = self.describe_tensors(array.shape)
@@ -233,7 +273,18 @@ class Scaled(Format):
         wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: array.shape[0], : array.shape[1]]
         quotients = np.clip(array / wide, -largest, largest)
         elements = np.rint(quotients) if self.element == INT8 else quotients
-        return {ELEMENTS: elements.astype(self.element), SCALES: scales}
+        packed = {ELEMENTS: elements.astype(self.element), SCALES: scales}
+        return packed | ({INPUT_SCALE: np.ones((1, 1), np.float32)} if self.has_static_rows else {})
+
+
+def describe_quantised_rows(field: str, format: Scaled) -> str:
+    """Return a sentence on the rows of linear layers that the field `field` of config.json says are quantised."""
+    numbers = "int8" if format.element == INT8 else "fp8"
+    scales = ", with the static scales of the checkpoint," if format.has_static_rows else ""
+    return (
+        f"config.json quantises input rows of linear layers to {numbers} ({field}); mlp does so{scales} and the "
+        "projections of attention multiply them in the dtype of activations."
+    )
 
 
 def check_scales(name: str, scales: np.ndarray, weight: str) -> None:
@@ -245,14 +296,17 @@ def check_scales(name: str, scales: np.ndarray, weight: str) -> None:
         )
 
 
-def take_input_scale(name: str, tensors: MutableMapping[str, np.ndarray]) -> float | None:
-    """Remove the static scale of the rows that the weight `name` multiplies from `tensors` and return it, or None.
+def take_input_scale(name: str, tensors: MutableMapping[str, np.ndarray]) -> np.ndarray | None:
+    """Remove the static scale of the rows that the weight `name` multiplies from `tensors`.
+
+    Returns:
+        The scale, float32 [1, 1]; None if the checkpoint has none.
 
     Raises:
         ModelError: There are several such scales, or one that is not a finite number above 0.
     """
     scale = None
-    for suffix in _ACTIVATION_SUFFIXES:
+    for suffix in ACTIVATION_SUFFIXES:
         scale_name = name.rpartition(".")[0] + suffix
         if scale_name in tensors:
             scales = tensors.pop(scale_name)
@@ -261,8 +315,8 @@ def take_input_scale(name: str, tensors: MutableMapping[str, np.ndarray]) -> flo
                     f"{scale_name} is {scales.dtype} {scales.shape}; a static scale of rows is one number, of "
                     f"{', '.join(_SCALE_DTYPES)}"
                 )
-            check_scales(scale_name, scales.astype(np.float32), name)
-            scale = float(scales.reshape(())[()])
+            scale = scales.astype(np.float32).reshape(1, 1)
+            check_scales(scale_name, scale, name)
     return scale
 
 

@@ -21,8 +21,14 @@ from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 
-_LARGEST_FP8, _LARGEST_INT8 = 240.0, 127.0
-"""Largest number of float8_e4m3, and largest integer of quantised rows."""
+_INT8, _E4M3 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3)
+_LARGEST = {_INT8: 127.0, _E4M3: 240.0}
+"""Largest number of rows with a scale each, by dtype."""
+_STATIC_ROWS = {_INT8: (1.0, -128.0, 127.0), _E4M3: (2.0, -224.0, 224.0)}
+"""Factor of a static scale, and least and largest number of rows with this scale, by dtype.
+
+Static scales are for float8_e4m3fn, which ends at 448. Rows in float8_e4m3 take halves.
+"""
 _LEAST_MAGNITUDE = 1.0e-30
 """Magnitude that a row has at least for its scale, so that a row of zeros stays zero."""
 
@@ -64,11 +70,9 @@ class Arithmetic:
         exact: Collection[str] = (),
         caching: CacheRounding = PLAIN_CACHING,
     ) -> None:
-        self._row_dtypes = {
-            name: weight.format.row_dtype
-            for name, weight in weights.items()
-            if isinstance(weight, QuantisedWeight) and weight.format.quantises_rows
-        }
+        quantised = {name: weight for name, weight in weights.items() if isinstance(weight, QuantisedWeight)}
+        self._row_formats = {name: weight.format for name, weight in quantised.items()}
+        self._input_scales = {name: weight.input_scale for name, weight in quantised.items()}
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
@@ -106,23 +110,36 @@ class Arithmetic:
         """Return x [rows, in] @ matrix.T + bias of a projection [out, in]: float32 [rows, out], not rounded."""
         return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
-    def quantise_rows(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """Return rows x [rows, in] rounded to 8 bits where the format of the projection's weight asks for it.
+    def quantise_rows(self, x: np.ndarray, *projections: Projection) -> np.ndarray:
+        """Return rows x [rows, in] rounded to 8 bits where the format of the projections' weights asks for it.
 
         Beside fp8 weights, each row is divided by its largest magnitude / 240, rounded to the dtype of the activations,
         rounded to float8_e4m3 and multiplied by the divisor. Beside int8 weights, it is divided by its largest
-        magnitude / 127, rounded to integers and multiplied. Other rows are returned as they are.
+        magnitude / 127, rounded to integers and multiplied. Where weights have static scales, the divisor of all rows
+        is the largest of these scales, and rows are clipped. Other rows are returned as they are.
+
+        Args:
+            x: The rows.
+            projections: The projections that multiply the same rows.
         """
-        dtype = self._row_dtypes.get(projection.tensor)
+        formats = [self._row_formats.get(projection.tensor) for projection in projections]
+        dtype = None if formats[0] is None else formats[0].row_dtype
         if dtype is None:
             return x
-        largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), np.float32(_LEAST_MAGNITUDE))
-        if dtype == np.int8:
-            steps = largest * np.float32(1 / _LARGEST_INT8)
-            return np.rint(x * (1 / steps)) * steps
-        scales = largest * np.float32(1 / _LARGEST_FP8)
-        divided = np.clip(self.round(x * (1 / scales)), -_LARGEST_FP8, _LARGEST_FP8)
-        return divided.astype(ml_dtypes.float8_e4m3).astype(FLOAT32) * scales
+        inputs = [self._input_scales[projection.tensor] for projection in projections]
+        static_scales = [scale for scale in inputs if scale is not None]
+        if static_scales:
+            factor, least, largest = map(np.float32, _STATIC_ROWS[dtype])
+            scales = np.max(static_scales) * factor
+            x = self.round(np.clip(x, least * scales, largest * scales))
+        else:
+            magnitudes = np.maximum(np.abs(x).max(axis=-1, keepdims=True), np.float32(_LEAST_MAGNITUDE))
+            scales = magnitudes * np.float32(1 / _LARGEST[dtype])
+            largest = np.float32(_LARGEST[dtype])
+            least = -largest
+        divided = x * (1 / scales)
+        rounded = np.rint(divided) if dtype == _INT8 else self.round(divided)
+        return np.clip(rounded, least, largest).astype(dtype).astype(FLOAT32) * scales
 
     def sum_partial_products(
         self,

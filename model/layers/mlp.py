@@ -133,7 +133,7 @@ class FeedForward(Stateless):
     def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
-        normed = numpy.quantise_rows(normed, self.up)
+        normed = numpy.quantise_rows(normed, self.up, *([] if self.gate is None else [self.gate]))
         inner = numpy.multiply(normed, self.up)
         if self.gate is None:
             inner = apply_activation(inner, self.activation)

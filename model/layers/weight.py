@@ -167,8 +167,20 @@ class Weight:
                 formats.add(selected.format)
             else:
                 formats.add(None)
-        format = formats.pop() if len(formats) == 1 else None
-        return format if format is not None and self._is_read_stored(format, parameters) else None
+        return self._find_read_format(formats, parameters)
+
+    def _find_read_format(
+        self, formats: Collection[Format | None], parameters: KernelParameters
+    ) -> Format | None:
+        """Return the format in which the kernel in `reader` reads tensors of these formats, None for plain ones.
+
+        The result is None unless all tensors have one format. Kernels without parameters for static scales of rows read
+        its `plain_rows_format`.
+        """
+        (format,) = formats if len(formats) == 1 else (None,)
+        while format is not None and not self._is_read_stored(format, parameters):
+            format = format.plain_rows_format
+        return format
 
     def _is_read_stored(self, format: Format, parameters: KernelParameters) -> bool:
         """Return whether the kernel in `reader` has a parameter for each `kernel_tensors` and `kernel_options`."""
@@ -192,8 +204,7 @@ class Weight:
             else None
             for tensor in self.tensors
         }
-        format = formats.pop() if len(formats) == 1 else None
-        return format if format is not None and self._is_read_stored(format, parameters) else None
+        return self._find_read_format(formats, parameters)
 
     def can_be_cut(self, format: Format, ranks: int) -> bool:
         """Return whether each of `ranks` tensor-parallel ranks gets whole blocks that share a scale, or a part of one.

@@ -47,6 +47,7 @@ from nki_kernels.projection.row_groups import (
     view_row_tiles,
 )
 from nki_kernels.projection.sequence import RowSource, provide_rows
+from nki_kernels.projection.static_rows import StaticIntermediates, StaticQuantiser
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 from nki_kernels.weights import WeightMatrix, select_columns
 
@@ -101,7 +102,7 @@ class FeedForward(nl.NKIObject):
     cut. dtype: x's dtype. few_rows: whether `load_few_rows` loads x. run_norm: the Norm of such rows, or
     None. groups: GroupLayout of the down product, or None if it is computed in chunks of `residual_product`.
     grouped: its operands in SBUF, once they are loaded. quantiser: RowQuantiser of rows that are multiplied in
-    fp8, or None.
+    fp8, or None. static: the same StaticQuantiser as `quantiser` if rows have static scales, else None.
     """
 
     rows: RowSource
@@ -117,6 +118,7 @@ class FeedForward(nl.NKIObject):
     groups: GroupLayout | None = None
     grouped: GroupedOperands | None = None
     quantiser: RowQuantiser | None = None
+    static: StaticQuantiser | None = None
 
 
 @dataclass
@@ -303,11 +305,13 @@ def prepare_rows(ffn, groups):
     """
     if not ffn.few_rows:
         height = count_tile_rows(ffn.ranks)
-        operand_dtype = ffn.dtype if ffn.quantiser is None else nl.float8_e4m3
+        operand_dtype = ffn.dtype if ffn.quantiser is None else ffn.gated.find_element_dtype()
         rows = ffn.ranks * groups[0].rows
         buffers = allocate_row_buffers(rows, ffn.gated.hidden, ffn.dtype, height, operand_dtype)
         prepare_first_group(ffn, groups[0], buffers)
         ffn.gated.load_scales()
+        if ffn.static is not None:
+            ffn.static.multiply_weight_scales(ffn.gated.scales)
         return buffers
     rows = ffn.rows.all_rows
     columns = rows.shape[0]
@@ -392,18 +396,18 @@ def append_row_scales(ffn, x, first_tile):
 
 
 def spread_row_scales(ffn, group_rows, first_tile):
-    """Let the gate and up product multiply gate by the scales of a group's rows; do nothing without a quantiser.
+    """Let the gate and up product multiply gate by the scales of a group's rows, if each row has one.
 
     group_rows: rows of the group, those of all ranks. first_tile: index of its first row tile among all tiles.
     """
-    if ffn.quantiser is not None:
+    if ffn.quantiser is not None and ffn.static is None:
         count = blocks(group_rows, count_tile_rows(ffn.ranks))
         diagonals = ffn.quantiser.diagonals[first_tile : first_tile + count]
         ffn.gated.row_factors = SpreadFactors(ffn.quantiser.spread(diagonals))
 
 
 def plan_quantisation(ffn, intermediates, first_tile):
-    """Return the IntermediateQuantiser of a row group, nothing issued yet; None without a quantiser of rows.
+    """Return the IntermediateQuantiser or StaticIntermediates of a row group, nothing issued yet; None without any.
 
     Args:
         ffn: FeedForward.
@@ -414,6 +418,9 @@ def plan_quantisation(ffn, intermediates, first_tile):
         return None
     inner = ffn.core.exchanged_columns if ffn.core.exchanges else ffn.gated.inner
     row_ranges = ranges(0, intermediates[0].shape[2], count_tile_rows(ffn.ranks))
+    if ffn.static is not None:
+        static, dtype = ffn.static.intermediate, ffn.gated.find_element_dtype()
+        return StaticIntermediates(static, intermediates, inner, dtype, row_ranges, 0, [])
     columns = None
     if ffn.gated.gate_factors_only:
         columns = ffn.quantiser.columns[first_tile : first_tile + len(row_ranges)]

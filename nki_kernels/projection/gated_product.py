@@ -28,6 +28,7 @@ from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import (
     choose_operand_dtype,
+    is_e4m3,
     is_plain,
     load_blocks_into,
     load_runs_into,
@@ -107,6 +108,10 @@ class GatedProduct(nl.NKIObject):
                 self.minus_ones = fill_minus_ones(x.dtype)
             self.negated_sums = negate_sums(x, self.hidden, self.minus_ones)
         return self.negated_sums
+
+    def find_element_dtype(self):
+        """Return the dtype of the elements of all weights, to which rows are rounded if they are quantised."""
+        return self.weights[0].elements.dtype
 
     def load_scales(self):
         """Load the scales of gate and up into SBUF, if the weights have any; until then `scales` has None for both."""
@@ -227,7 +232,7 @@ def accumulate(unit, product, x, planned_loads):
     hidden, width = product.hidden, unit.end_column - unit.first_column
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
     blocks_per_piece = count_piece_blocks(product, width, x.dtype)
-    pairs_blocks = x.dtype == nl.float8_e4m3
+    pairs_blocks = is_e4m3(x.dtype)
     packed = product.weights[0].nibbles is not None
     if packed:
         # Before the products, so that their last ones do not wait for the sums.
@@ -328,7 +333,7 @@ def count_piece_blocks(product, width, dtype):
     if product.weights[0].nibbles is not None:
         return choose_packed_blocks(2 * most // width)
     blocks_per_piece = max(1, most // width)
-    return blocks_per_piece + blocks_per_piece % 2 if dtype == nl.float8_e4m3 else blocks_per_piece
+    return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(dtype) else blocks_per_piece
 
 
 def provide_piece(unit, product, first_block, end_block, dtype):

@@ -46,6 +46,7 @@ from nki_kernels.projection.row_groups import (
 )
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.sequence import RowSource, plan_gathered_rows, provide_rows, use_whole_rows
+from nki_kernels.projection.static_rows import StaticQuantiser
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -64,7 +65,8 @@ class IntegerFeedForward(nl.NKIObject):
 
     rows: RowSource of x. norm: RowNorm, or None if rows need none. weights: Weights of int8 elements with scales.
     activation: function of the Scalar engine. down: the down product, whose row_scales get a column for each row tile.
-    row_gate: [h in block, block, 1] in SBUF, or None.
+    row_gate: [h in block, block, 1] in SBUF, or None. static: StaticQuantiser of rows, or None without
+    static scales.
     """
 
     rows: RowSource
@@ -73,9 +75,10 @@ class IntegerFeedForward(nl.NKIObject):
     activation: object
     down: ResidualProduct
     row_gate: nl.NkiTensor | None
+    static: StaticQuantiser | None
 
 
-def run_integer_feed_forward(y, x, weights, norm, activation, row_gate, residual, rank_sum):
+def run_integer_feed_forward(y, x, weights, norm, activation, row_gate, residual, rank_sum, static):
     """Write y @ HBM, [T, H]; with rows that are cut over ranks, this rank's rows.
 
     Args:
@@ -86,11 +89,12 @@ def run_integer_feed_forward(y, x, weights, norm, activation, row_gate, residual
         row_gate: [H, 1] @ HBM, or None.
         residual: whether x is added.
         rank_sum: RankSum without chunks. Its sequence_ranks are the ranks over which rows are cut.
+        static: StaticQuantiser, or None if rows have scales of their own.
     """
     first_row, end_row = find_row_share(x.shape[0], rank_sum.sequence_ranks)
     if first_row < end_row:
         x, y = x[first_row:end_row, :], y[first_row:end_row, :]
-        block = prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum)
+        block = prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum, static)
         for start, end in ranges(0, x.shape[0], count_rows_per_rank(rank_sum.sequence_ranks)):
             compute_row_tile(block, start, end)
         rank_sum.finish()
@@ -106,7 +110,7 @@ def find_row_share(rows, ranks):
     return find_core_rows(rows, ranks)
 
 
-def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum):
+def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum, static):
     """Return the IntegerFeedForward of some rows, with norm and row gate loaded into SBUF.
 
     The arguments are those of `run_integer_feed_forward`.
@@ -125,7 +129,7 @@ def prepare_block(y, x, weights, norm, activation, row_gate, residual, rank_sum)
     added = x if residual else None
     w_down = MovingWeight([weights.w_down])
     down = ResidualProduct(y, added, w_down, None, rank_sum, None, [], weights.w_down.scales)
-    return IntegerFeedForward(rows, row_norm, weights, activation, down, gate_column)
+    return IntegerFeedForward(rows, row_norm, weights, activation, down, gate_column, static)
 
 
 def compute_row_tile(block, first_row, end_row):
@@ -139,13 +143,17 @@ def compute_row_tile(block, first_row, end_row):
     rows = provide_rows(block.rows, ranks * first_row, ranks * end_row)
     trigger_loads(plan_loads([tile], split_by_rank(rows, ranks)), STATIC)
     normalise_tiles([tile], [tile], block.norm)
-    numbers, row_scale = quantise_rows_to_integers(tile)
+    row_static, inner_static = None, None
+    if block.static is not None:
+        row_static, inner_static = block.static.rows, block.static.intermediate
+    numbers, row_scale = quantise_rows_to_integers(tile, row_static)
     stationary = spread(numbers, False)
     intermediate = compute_intermediate(block, stationary, row_scale, dtype)
-    inner_numbers, inner_scale = quantise_rows_to_integers(intermediate)
+    inner_numbers, inner_scale = quantise_rows_to_integers(intermediate, inner_static)
     if block.row_gate is not None:
         factor = compute_row_gate(block.row_gate, numbers, row_scale)
-        nisa.tensor_tensor(dst=inner_scale, data1=inner_scale, data2=factor, op=nl.multiply)
+        nisa.tensor_tensor(dst=factor, data1=factor, data2=inner_scale, op=nl.multiply)
+        inner_scale = factor
     block.down.row_scales.append(inner_scale)
     inner_stationary = spread(inner_numbers, False)
     for first_column in list_starts(hidden, ACCUMULATOR_BANKS * BANK):

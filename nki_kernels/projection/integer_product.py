@@ -73,13 +73,32 @@ def sum_group(stationary, moving, depth):
     return group
 
 
-def quantise_rows_to_integers(rows):
-    """Return integers from -127 to 127 as a new bfloat16 tile of the shape of `rows`, and float32 scales [row, 1].
+def quantise_rows_to_integers(rows, static=None):
+    """Return integers of 8 bits as a new bfloat16 tile of the shape of `rows`, and float32 scales [row, 1].
 
-    rows: float32 or bfloat16 SBUF tile [row, n], finite. The integers pass through int8, which rounds them. Pieces of
-    the columns keep magnitudes and int8 elements small.
+    rows: float32 or bfloat16 SBUF tile [row, n], finite. static: StaticScale of all rows, which are then clipped in
+    place. Without it each row has a scale of its own, and integers from -127 to 127. The integers pass through int8,
+    which rounds them. Pieces of the columns keep magnitudes and int8 elements small.
     """
     pieces = ranges(0, rows.shape[1], PIECE_COLUMNS)
+    if static is None:
+        scales, inverses = compute_scale(find_largest_in_rows(rows, pieces), LARGEST_INTEGER)
+    else:
+        static.clip(rows)
+        scales, inverses = static.scale[0 : rows.shape[0], :], static.inverse[0 : rows.shape[0], :]
+    numbers = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    for first, end in pieces:
+        integers = nl.ndarray((rows.shape[0], end - first), dtype=nl.int8, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=integers, data=rows[:, first:end], op0=nl.multiply, operand0=inverses)
+        nisa.tensor_copy(dst=numbers[:, first:end], src=integers)
+    return numbers, scales
+
+
+def find_largest_in_rows(rows, pieces):
+    """Return the largest magnitude of each row of an SBUF tile [row, n], float32 [row, 1].
+
+    pieces: ranges (first, end) of columns that are taken one after the other.
+    """
     largest = None
     for first, end in pieces:
         magnitudes = nl.ndarray((rows.shape[0], end - first), dtype=rows.dtype, buffer=nl.sbuf)
@@ -89,13 +108,7 @@ def quantise_rows_to_integers(rows):
             largest = column
         else:
             nisa.tensor_tensor(dst=largest, data1=largest, data2=column, op=nl.maximum)
-    scales, inverses = compute_scale(largest, LARGEST_INTEGER)
-    numbers = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    for first, end in pieces:
-        integers = nl.ndarray((rows.shape[0], end - first), dtype=nl.int8, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=integers, data=rows[:, first:end], op0=nl.multiply, operand0=inverses)
-        nisa.tensor_copy(dst=numbers[:, first:end], src=integers)
-    return numbers, scales
+    return largest
 
 
 def integer_product_reference(rows, weight):
@@ -111,18 +124,27 @@ def integer_product_reference(rows, weight):
     return total
 
 
-def integer_rows_reference(rows):
-    """Return int8 integers and float32 scales [row, 1] of rows [row, n]; every operation rounds to float32."""
+def integer_rows_reference(rows, input_scale=None):
+    """Return int8 integers and float32 scales [row, 1] of rows [row, n]; every operation rounds to float32.
+
+    With a static input_scale [1, 1] it is the scale of every row, and rows are clipped to -128 … 127 times the scale,
+    rounded to their own dtype.
+    """
     wide = rows.astype(np.float32)
+    if input_scale is not None:
+        scales = np.broadcast_to(input_scale.astype(np.float32), (len(rows), 1))
+        clipped = np.clip(wide, -128 * scales, 127 * scales).astype(rows.dtype).astype(np.float32)
+        return np.clip(np.rint(clipped * (np.float32(1) / scales)), -128, 127).astype(np.int8), scales
     largest = np.maximum(np.abs(wide).max(axis=1, keepdims=True), np.float32(LEAST))
     scales = largest * np.float32(1 / LARGEST_INTEGER)
     return np.rint(wide * (np.float32(1) / scales)).astype(np.int8), scales
 
 
-def quantised_product_reference(rows, weight, column_scales):
+def quantised_product_reference(rows, weight, column_scales, input_scale=None):
     """Return rows [T, K], as integers with a scale for each row, times an int8 weight [K, N] and scales of its columns.
 
     The result is float32 [T, N]; the sums are multiplied by the scales of the rows first. column_scales: [1, N].
+    input_scale: static scale of all rows, [1, 1], or None.
     """
-    numbers, row_scales = integer_rows_reference(rows)
+    numbers, row_scales = integer_rows_reference(rows, input_scale)
     return integer_product_reference(numbers, weight) * row_scales * column_scales.astype(np.float32)

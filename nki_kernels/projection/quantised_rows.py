@@ -1,6 +1,8 @@
-"""Rows of 8 bits for products of fp8 weights: each row is divided by a scale of its own, and rounded to float8_e4m3.
+"""Rows of 8 bits for products of fp8 weights: each row is divided by a scale of its own, and rounded to their dtype.
 
-    scale = max(|row|) / 240;   quantised = row * (1 / scale)
+    scale = max(|row|) / largest;   quantised = row * (1 / scale)
+
+The largest number is 240 beside weights of float8_e4m3, 448 beside those of float8_e4m3fn.
 
 Rows [row, H] are rounded to their own dtype before they are rounded to fp8. The intermediate of a feed-forward block
 lies transposed, [f in block, block, row], and is rounded to fp8 at once. Its scale is that of a rank's columns. The
@@ -20,9 +22,6 @@ from nki_kernels.cores import exchange_tiles
 from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normalise
 from nki_kernels.tiles import PARTITIONS, filled, identity
 
-LARGEST = 240.0
-"""Largest number of float8_e4m3."""
-
 REDUCED_COLUMNS = 256
 """Columns of magnitudes that one reduction takes; more are halved before."""
 
@@ -30,7 +29,7 @@ QUANTISATION_STAGES = 3
 """Stages in which an intermediate is quantised."""
 
 LEAST = 1.0e-30
-"""Least magnitude of a row that counts: a row of zeros has this divided by 240 as its scale."""
+"""Least magnitude of a row that counts: a row of zeros has this divided by the largest number as its scale."""
 
 
 @dataclass
@@ -40,7 +39,7 @@ class RowQuantiser(nl.NKIObject):
     columns: for each row tile a float32 column [row, 1] in SBUF, what its quantised rows are multiplied by.
     diagonals: for each row tile the diagonal matrix of its column, float32 [row, row] in SBUF. identity, ones:
     float32 [rows of a tile, rows of a tile] and [rows of a tile, 128] in SBUF. scratch: two SBUF tiles [row, H],
-    which magnitudes overwrite in turn.
+    which magnitudes overwrite in turn. element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
     """
 
     columns: list
@@ -48,6 +47,7 @@ class RowQuantiser(nl.NKIObject):
     identity: nl.NkiTensor
     ones: nl.NkiTensor
     scratch: list
+    element: object
 
     def build_diagonal(self, column):
         """Return the diagonal matrix of a float32 column [row, 1] in SBUF as a new SBUF tile [row, row]."""
@@ -56,6 +56,22 @@ class RowQuantiser(nl.NKIObject):
         unit = self.identity[0:height, 0:height]
         nisa.tensor_scalar(dst=diagonal, data=unit, op0=nl.multiply, operand0=column)
         return diagonal
+
+    def measure(self, tile, index):
+        """Write the magnitudes of row tile number `index`, an SBUF tile [row, H], to a scratch tile."""
+        nisa.activation(dst=self.view_scratch(tile, index), op=nl.abs, data=tile)
+
+    def divide(self, tile, index):
+        """Divide the measured row tile number `index`, an SBUF tile [row, H], by its scales, in place; append them."""
+        largest = reduce_maximum(self.view_scratch(tile, index))
+        scale, inverse = compute_scale(largest, find_largest(self.element))
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=inverse)
+        self.columns.append(scale)
+        self.diagonals.append(self.build_diagonal(scale))
+
+    def view_scratch(self, tile, index):
+        """Return the scratch tile of row tile number `index`, a view of the shape of `tile`."""
+        return self.scratch[index % 2][0 : tile.shape[0], :]
 
     def spread(self, diagonals):
         """Return the diagonals of matrices, one after the other, on all partitions: float32 [128, rows] in SBUF."""
@@ -128,7 +144,8 @@ class IntermediateQuantiser(nl.NKIObject):
         elif self.stage == 2:
             factors = self.quantiser.spread(self.diagonals)
             for intermediate in self.intermediates:
-                self.results.append(divide_intermediate(intermediate, self.inner, factors))
+                quantised = divide_intermediate(intermediate, self.inner, factors, self.quantiser.element)
+                self.results.append(quantised)
         self.stage += 1
 
     def compute_scales(self):
@@ -140,7 +157,7 @@ class IntermediateQuantiser(nl.NKIObject):
             nisa.nc_transpose(dst=bank, data=self.largest[:, first:end])
             column = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
-            scale, inverse = compute_scale(column)
+            scale, inverse = compute_scale(column, find_largest(self.quantiser.element))
             if self.columns is not None:
                 nisa.tensor_tensor(dst=scale, data1=scale, data2=self.columns[index], op=nl.multiply)
             self.scales.append(scale)
@@ -153,15 +170,24 @@ class IntermediateQuantiser(nl.NKIObject):
         return self.results, self.scales
 
 
-def create_row_quantiser(rows, hidden, dtype):
-    """Return a RowQuantiser without scales for row tiles of up to `rows` rows of `hidden` elements of `dtype`."""
+def find_largest(element):
+    """Return the largest number of float8_e4m3, 240, or of float8_e4m3fn, 448, for the dtype `element`."""
+    return 240.0 if element == nl.float8_e4m3 else 448.0
+
+
+def create_row_quantiser(rows, hidden, dtype, element):
+    """Return a RowQuantiser without scales for row tiles of up to `rows` rows of `hidden` elements of `dtype`.
+
+    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
+    """
     scratch = []
     for _ in range(2):
         scratch.append(nl.ndarray((rows, hidden), dtype=dtype, buffer=nl.sbuf))
-    return RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), scratch)
+    ones = filled((rows, PARTITIONS), 1.0)
+    return RowQuantiser([], [], identity(rows, nl.float32), ones, scratch, element)
 
 
-def compute_scale(largest, limit=LARGEST):
+def compute_scale(largest, limit):
     """Return scales and their inverses, float32 columns [row, 1] in SBUF, of the largest magnitudes of rows.
 
     largest: float32 column [row, 1] in SBUF or PSUM. limit: the number that the largest magnitude becomes.
@@ -182,9 +208,9 @@ class RowPreparation(nl.NKIObject):
     In a step each tile takes another of four stages, so that no engine waits for a result of the same step: the
     statistics of its rows, their norm, their magnitudes, and the division.
 
-    quantiser: RowQuantiser, to which scales are appended. tiles, results: SBUF tiles [row, H], the rows as they are
-    loaded and as they are divided. norm: RowNorm, or None. copies: whether results are other tiles than `tiles`.
-    statistics: RowStatistics of the tiles so far. step: number of steps that are issued.
+    quantiser: RowQuantiser or StaticQuantiser, to which scales are appended. tiles, results: SBUF tiles [row, H], the
+    rows as they are loaded and as they are divided. norm: RowNorm, or None. copies: whether results are other tiles
+    than `tiles`. statistics: RowStatistics of the tiles so far. step: number of steps that are issued.
     """
 
     quantiser: RowQuantiser
@@ -222,18 +248,10 @@ class RowPreparation(nl.NKIObject):
                 nisa.tensor_copy(dst=self.results[index], src=self.tiles[index])
         index = self.step - 2
         if index >= 0 and index < count:
-            nisa.activation(dst=self.view_scratch(index), op=nl.abs, data=self.results[index])
+            self.quantiser.measure(self.results[index], index)
         index = self.step - 3
         if index >= 0:
-            tile = self.results[index]
-            scale, inverse = compute_scale(reduce_maximum(self.view_scratch(index)))
-            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=inverse)
-            self.quantiser.columns.append(scale)
-            self.quantiser.diagonals.append(self.quantiser.build_diagonal(scale))
-
-    def view_scratch(self, index):
-        """Return the scratch tile of row tile number `index`, a view [row, H]."""
-        return self.quantiser.scratch[index % 2][0 : self.tiles[index].shape[0], :]
+            self.quantiser.divide(self.results[index], index)
 
 
 def reduce_maximum(magnitudes):
@@ -287,41 +305,53 @@ def find_largest_magnitudes(intermediate, inner):
     return largest
 
 
-def divide_intermediate(intermediate, inner, factors):
+def divide_intermediate(intermediate, inner, factors, element):
     """Return an intermediate times the factors of its rows as a new fp8 tile [f in block, block, row] in SBUF.
 
-    factors: float32 [128, row] in SBUF. inner: columns of the intermediate.
+    factors: float32 [128, row] in SBUF. inner: columns of the intermediate. element: dtype of the result.
+    """
+    quantised = nl.ndarray(intermediate.shape, dtype=element, buffer=nl.sbuf)
+    for first, end, used in list_filled_blocks(intermediate, inner):
+        factor = factors[0:used, :].expand_dim(1).broadcast(1, end - first)
+        nisa.tensor_tensor(
+            dst=quantised[0:used, first:end, :],
+            data1=intermediate[0:used, first:end, :],
+            data2=factor,
+            op=nl.multiply,
+        )
+    return quantised
+
+
+def list_filled_blocks(intermediate, inner):
+    """Return (first block, end, partitions) of the full blocks of an intermediate, and of a short last one.
+
+    intermediate: SBUF tile [f in block, block, row], `inner` columns of which are filled.
     """
     height, count, _ = intermediate.shape
-    quantised = nl.ndarray(intermediate.shape, dtype=nl.float8_e4m3, buffer=nl.sbuf)
     full = inner // height
-    for first, end, used in ((0, full, height), (full, count, max(1, inner - full * height))):
-        if end > first:
-            factor = factors[0:used, :].expand_dim(1).broadcast(1, end - first)
-            nisa.tensor_tensor(
-                dst=quantised[0:used, first:end, :],
-                data1=intermediate[0:used, first:end, :],
-                data2=factor,
-                op=nl.multiply,
-            )
-    return quantised
+    runs = []
+    if full > 0:
+        runs.append((0, full, height))
+    if count > full:
+        runs.append((full, count, max(1, inner - full * height)))
+    return runs
 
 
 def quantise_rows_reference(
     rows: np.ndarray, element: np.dtype, dtype: np.dtype, divided_dtype: np.dtype | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows in float8_e4m3 with a scale for each: elements and scales [..., 1], both of the dtype of `rows`.
+    """Return rows in fp8 with a scale for each: elements and scales [..., 1], both of the dtype of `rows`.
 
     Args:
         rows: [..., columns], float32 or float64.
-        element: float8_e4m3.
+        element: float8_e4m3 or float8_e4m3fn.
         dtype: to which they are rounded before they are divided.
         divided_dtype: to which divided rows are rounded before they are rounded to fp8; None for no such rounding.
     """
     stored = rows.astype(dtype).astype(rows.dtype)
-    largest = np.abs(stored).max(axis=-1, keepdims=True)
-    scales = np.maximum(largest, rows.dtype.type(LEAST)) * rows.dtype.type(1.0 / LARGEST)
+    largest, limit = np.abs(stored).max(axis=-1, keepdims=True), find_largest(element)
+    scales = np.maximum(largest, rows.dtype.type(LEAST)) * rows.dtype.type(1.0 / limit)
     divided = stored * (1 / scales)
     if divided_dtype is not None:
         divided = divided.astype(divided_dtype).astype(rows.dtype)
-    return np.clip(divided, -LARGEST, LARGEST).astype(element).astype(rows.dtype), scales
+    return np.clip(divided, -limit, limit).astype(element).astype(rows.dtype), scales

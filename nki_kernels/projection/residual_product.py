@@ -35,7 +35,7 @@ from nki_kernels.tiles import (
     load_repeated,
     shuffle_row,
 )
-from nki_kernels.weights import choose_operand_dtype, load_blocks, load_blocks_into, select_columns
+from nki_kernels.weights import choose_operand_dtype, is_e4m3, load_blocks, load_blocks_into, select_columns
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
@@ -232,9 +232,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
     chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
     group_width = (
-        PARTITIONS
-        if product.scales is None or x_parts[0].dtype == nl.float8_e4m3
-        else choose_group_width(rows)
+        PARTITIONS if product.scales is None or is_e4m3(x_parts[0].dtype) else choose_group_width(rows)
     )
     if weight.matrices[0].nibbles is not None:
         # Before the products, so that their last ones do not wait for the sums.
@@ -244,7 +242,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
         x = x_parts[index]
         k_blocks = blocks(weight.matrices[index].count_rows())
         blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
-        if x.dtype == nl.float8_e4m3:
+        if is_e4m3(x.dtype):
             blocks_per_piece += blocks_per_piece % 2
         if weight.matrices[index].nibbles is not None:
             blocks_per_piece = choose_packed_blocks(PACKED_ELEMENTS // width)
@@ -394,7 +392,7 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
     half = PARTITIONS // 2
     for i in range(len(accumulators)):
         stationary, moving = select_operands(accumulators[i], x, piece)
-        paired = full - full % 2 if x.dtype == nl.float8_e4m3 else 0
+        paired = full - full % 2 if is_e4m3(x.dtype) else 0
         for k in range(0, paired, 2):  # k: first K block of a pair of fp8 blocks
             block = piece.first_block + k
             pair = stationary[:, block : block + 2, :]

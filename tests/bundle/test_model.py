@@ -380,4 +380,9 @@ def test_weights_of_8_bits_are_read_from_the_files_of_the_model(
     assert {"layers.0.mlp.w_up_scales", "layers.0.attention.w_qkv_scales"} <= scales
     is_integer = scheme == INTEGERS
     assert operands["layers.0.mlp.w_up"].dtype == ("int8" if is_integer else "float8_e4m3")
-    assert {operands[name].factor for name in scales} == {1.0 if is_integer else 2.0}
+    inputs = {f"layers.0.mlp.w_{name}_input_scale" for name in ("gate", "up", "down")}
+    assert {name for name in operands if name.endswith("_input_scale")} == (
+        inputs if scheme == "a scale for each tensor" else set()
+    )
+    scaled = [operand for name, operand in operands.items() if name.endswith(("_scales", "_input_scale"))]
+    assert {operand.factor for operand in scaled} == {1.0 if is_integer else 2.0}

@@ -265,22 +265,22 @@ def test_lists_that_contradict_each_other_are_refused(
     assert [message in refusal for refusal in refusals] == [True] if message else refusals == ()
 
 
-def test_scales_of_inputs_are_kept_and_not_used_and_a_warning_says_so(tmp_path: Path) -> None:
+def test_scales_of_inputs_are_kept_and_a_warning_says_which_kernel_uses_them(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     inputs = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
     config = describe("float-quantized", FP8, input_activations=inputs)
     tensors, numbers = write_container(folder, config, draw_fp8)
-    scaled = tensors | {f"{UP}.input_scale": np.array([0.25], ml_dtypes.bfloat16)}
-    save(folder, scaled)
+    modules = [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+    tensors |= {f"{module}.input_scale": np.array([0.25], ml_dtypes.bfloat16) for module in modules}
+    save(folder, tensors)
     sentence = (
-        r"config.json quantises input rows of linear layers to 8 bits \(input_activations\); they are not"
+        r"config.json quantises input rows of linear layers to fp8 \(input_activations\); mlp does so, with the static "
+        "scales of the checkpoint, and the projections of attention multiply them in the dtype of activations"
     )
     with pytest.warns(UserWarning, match=sentence):
         checkpoint = open_checkpoint(folder, load_config(folder))
     weight = checkpoint[f"{UP}.weight"]
     assert isinstance(weight, QuantisedWeight) and weight.input_scale == weight.T[1:].input_scale == 0.25
-    down = checkpoint[f"{MLP}.down_proj.weight"]
-    assert isinstance(down, QuantisedWeight) and down.input_scale is None
     for scale, message in (
         (np.zeros(1, np.float32), "contains 0.0; scales are finite and above 0: quantise"),
         (np.full(1, np.nan, np.float32), "contains nan; scales are finite and above 0: quantise"),
@@ -291,6 +291,8 @@ def test_scales_of_inputs_are_kept_and_not_used_and_a_warning_says_so(tmp_path: 
         assert refuse(folder).startswith(f"{UP}.input_scale {message}")
     save(folder, tensors)
     configure(folder, **describe("float-quantized", FP8))
+    plain_rows = open_checkpoint(folder, load_config(folder))[f"{UP}.weight"]
+    assert isinstance(plain_rows, QuantisedWeight) and plain_rows.input_scale is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_numbers(folder, numbers)

@@ -13,6 +13,7 @@ import pytest
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import QuantisedWeight, Scaled
+from model.formats.scaled import ELEMENT
 from model.loading.checkpoint import open_checkpoint
 from tests.model.containers import Tensors, check_generates, check_numbers, configure, save, write_container
 
@@ -114,9 +115,9 @@ def write_modelopt(folder: Path, is_in_config: bool) -> tuple[Tensors, Tensors]:
     return tensors, numbers
 
 
-@pytest.mark.filterwarnings("ignore:modelopt rounds inputs of linear layers")
+@pytest.mark.filterwarnings("ignore:config.json quantises input rows of linear layers")
 @pytest.mark.parametrize("is_in_config", [True, False])
-def test_weights_of_modelopt_compute_their_numbers_on_one_and_two_ranks(
+def test_weights_of_modelopt_have_their_numbers_and_scales_of_rows(
     tmp_path: Path, is_in_config: bool
 ) -> None:
     folder = tmp_path / "m"
@@ -124,19 +125,20 @@ def test_weights_of_modelopt_compute_their_numbers_on_one_and_two_ranks(
     check_numbers(folder, numbers)
     config = load_config(folder)
     assert config.quant_method == "modelopt" and config.weight_format is not None
-    assert config.weight_format.formats == (Scaled("modelopt", None, None),)
+    assert config.weight_format.formats == (Scaled("modelopt", None, None, ELEMENT, True, True),)
     assert config.weight_format.find_format("model.layers.0.mlp.gate_proj.weight") is None
     assert config.weight_format.find_format("model.layers.0.mlp.up_proj.weight") is not None
     weight = open_checkpoint(folder, config)[f"{MODULE}.weight"]
     assert isinstance(weight, QuantisedWeight) and weight.input_scale == 0.5
-    check_generates(folder, numbers)
 
 
 def test_another_algorithm_and_a_damaged_description_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     write_modelopt(folder, False)
     path = folder / "hf_quant_config.json"
-    with pytest.warns(UserWarning, match="modelopt rounds inputs of linear layers to 8 bits"):
+    with pytest.warns(
+        UserWarning, match="input rows of linear layers to fp8 .input_scale.; mlp does so, with the static"
+    ):
         open_checkpoint(folder, load_config(folder))
     path.write_text(json.dumps({"quantization": FP8 | {"quant_algo": "NVFP4"}}))
     with pytest.raises(

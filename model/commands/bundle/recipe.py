@@ -21,15 +21,15 @@ from model.device.bundling import STORED, Operand, Piece, WeightFile
 from model.errors import ModelError
 from model.families import compose
 from model.formats import Format, QuantisedWeight, Scaled
-from model.formats.format import ELEMENTS, SCALES
-from model.formats.scaled import INT8
+from model.formats.format import ELEMENTS, INPUT_SCALE, SCALES
+from model.formats.scaled import ACTIVATION_SUFFIXES, INT8, SCALE_SUFFIXES
 from model.layers.weight import Weight, Zeros
 from model.loading.checkpoint import Checkpoint
 from model.loading.weights import RankWeights
 from model.network import Network
 
-SCALES_SUFFIX = ":scales"
-"""Suffix of the names of scales among the sources of tensors."""
+_SOURCE_SUFFIXES = {ELEMENTS: "", SCALES: ":scales", INPUT_SCALE: ":input_scale"}
+"""Suffixes of the names of stored tensors among the sources of tensors."""
 
 _MOST_PIECES = 4096
 """Most pieces of an operand; a projection that is reordered within each of 128 heads has 256."""
@@ -101,8 +101,8 @@ def build_operands(
 def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source]:
     """Return the source in the checkpoint's files of each tensor, by the name that layers have for it.
 
-    The scales of a weight of 8 bits have the name of the weight and `SCALES_SUFFIX`. A tensor of `DrawnWeights` is its
-    own source.
+    The scales of a weight of 8 bits have the name of the weight and one of `_SOURCE_SUFFIXES`. A tensor of
+    `DrawnWeights` is its own source.
 
     Raises:
         ModelError: A file has a tensor packed.
@@ -129,10 +129,14 @@ def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source
                 f"{name} cannot be bundled: its file holds it packed, and an instance copies or rounds weights alone"
             )
     for name in list(sources):
-        for suffix in ("_scale_inv", "_scale"):
-            scales = sources[name].tensor + suffix
-            if scales in stored:
-                sources[name + SCALES_SUFFIX] = _Source(scales, 0)
+        weight = sources[name].tensor
+        module = weight.rpartition(".")[0]
+        for scale_name, tensors in (
+            (SCALES, [weight + suffix for suffix in SCALE_SUFFIXES]),
+            (INPUT_SCALE, [module + suffix for suffix in ACTIVATION_SUFFIXES]),
+        ):
+            for tensor in stored.intersection(tensors):
+                sources[name + _SOURCE_SUFFIXES[scale_name]] = _Source(tensor, 0)
     return sources
 
 
@@ -201,8 +205,8 @@ def _load_stored_ids(
         if tensor.name in id_weights:
             continue
         tensors = {}
-        for name, suffix in ((ELEMENTS, ""), (SCALES, SCALES_SUFFIX)):
-            starts.append((first, tensor.name + suffix))
+        for name in format.kernel_tensors:
+            starts.append((first, tensor.name + _SOURCE_SUFFIXES[name]))
             size = stored.tensors[name].size
             tensors[name] = np.arange(first, first + size).reshape(stored.tensors[name].shape)
             first += size
