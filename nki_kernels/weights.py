@@ -111,6 +111,11 @@ def check_stack_scales(name, stack):
         )
 
 
+def is_fp8(dtype):
+    """Return whether a dtype has numbers of fp8, which the Tensor engine pairs with rows of 16 bits."""
+    return is_e4m3(dtype) or dtype == nl.float8_e5m2
+
+
 def is_e4m3(dtype):
     """Return whether a dtype is float8_e4m3, or float8_e4m3fn, which some chips multiply in its place."""
     return dtype == nl.float8_e4m3 or dtype == nl.float8_e4m3fn
@@ -126,7 +131,7 @@ def choose_operand_dtype(weights, dtype):
     elements = weights[0].elements.dtype
     if weights[0].nibbles is not None:
         return nl.float8_e4m3 if dtype != nl.float32 and weights[0].nibbles.as_fp8 else dtype
-    if dtype == nl.float32 or not (is_e4m3(elements) or elements == nl.float8_e5m2):
+    if dtype == nl.float32 or not is_fp8(elements):
         return dtype
     for weight in weights:
         if weight.elements.dtype != elements:

@@ -113,6 +113,14 @@ class Container(Protocol):
         """Sentences on what kernels compute otherwise than config.json says; none for most formats."""
         return ()
 
+    def compute_in(self, fp8: np.dtype) -> Container:
+        """Return this container with weights of fp8 whose kernels get elements of the dtype `fp8`.
+
+        Args:
+            fp8: The e4m3 that a chip multiplies, float8_e4m3fn or float8_e4m3.
+        """
+        return self
+
     @abstractmethod
     def find_format(self, name: str) -> Format | None:
         """Return the format that config.json gives to the matrix `name`, such as "lm_head.weight"; None for plain."""
@@ -165,6 +173,10 @@ class Format(Container, Protocol):
 
     def find_format(self, name: str) -> Format | None:
         """Return this format for every name."""
+        return self
+
+    def compute_in(self, fp8: np.dtype) -> Format:
+        """Return this format with elements of the dtype `fp8` in kernels if it has any of fp8, see `Container`."""
         return self
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,6 +77,11 @@ class Groups(Container):
     def from_config(cls, quantization_config: ConfigFields) -> Container | None:
         """Return None: readers of the methods in `FORMATS` make groups."""
         return None
+
+    def compute_in(self, fp8: np.dtype) -> Groups:
+        """Return this container with fp8 weights whose kernels get elements of the dtype `fp8`, see `Container`."""
+        groups = (replace(group, format=group.format.compute_in(fp8)) for group in self.groups)
+        return replace(self, groups=tuple(groups))
 
     @property
     def formats(self) -> tuple[Format, ...]:

@@ -1,11 +1,11 @@
 """Weights of 8 bits with scales: one for each block of rows and columns, for each row, or for the tensor.
 
 Elements are float8_e4m3fn or int8. Kernels read weights with a scale for each row or for the tensor as they are
-stored, but for one bit: the chips compute in e4m3, whose largest number is 240 instead of 448. `pass_to_kernels`
-halves the elements and doubles the scales. Of the 254 finite codes, 16 change, the odd multiples of 2^-9 below 2^-5,
-by half of that times their scale. Elements of int8 reach kernels as they are. Weights with blocks of 128 rows and 128
-columns, or multiples of them, reach kernels with parameters such as `w_up_block_scales`; other kernels get them
-widened, and all kernels get weights of other blocks widened.
+stored, but for one bit: chips before trn3 compute in e4m3, whose largest number is 240 instead of 448. For them
+`pass_to_kernels` halves the elements and doubles the scales. Of the 254 finite codes, 16 change, the odd multiples of
+2^-9 below 2^-5, by half of that times their scale. Elements of int8 reach kernels as they are. Weights with blocks of
+128 rows and 128 columns, or multiples of them, reach kernels with parameters such as `w_up_block_scales`; other kernels
+get them widened, and all kernels get weights of other blocks widened.
 
 The value of element [i, j] of a weight [out, in] is element * scale[i // rows, j // columns], computed in float32.
 Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format. In
@@ -56,9 +56,9 @@ _SCALE_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 _NUMBERS = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
-KERNEL_ELEMENT = np.dtype(ml_dtypes.float8_e4m3)
-"""Dtype of the elements of fp8 weights that kernels read."""
-_HALVES = (_NUMBERS / 2).astype(KERNEL_ELEMENT).view(np.uint8)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3)
+"""Dtype of the elements of fp8 weights in kernels of chips that do not multiply float8_e4m3fn."""
+_HALVES = (_NUMBERS / 2).astype(E4M3).view(np.uint8)
 """Code in e4m3 of half of each number of e4m3fn, rounded to nearest even."""
 
 
@@ -68,7 +68,8 @@ class Scaled(Format):
 
     `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_quantised_rows` rows are rounded to fp8 or
     int8, as the elements, before products. Each row has a scale that is computed from the row. With
-    `has_static_rows` too, all rows have the static scale that the checkpoint stores for the weight.
+    `has_static_rows` too, all rows have the static scale that the checkpoint stores for the weight. Kernels get
+    elements of fp8 in the dtype `fp8`, float8_e4m3 or float8_e4m3fn, as the chip multiplies them.
     """
 
     method: str
@@ -77,6 +78,11 @@ class Scaled(Format):
     element: np.dtype = ELEMENT
     has_quantised_rows: bool = False
     has_static_rows: bool = False
+    fp8: np.dtype = E4M3
+
+    def compute_in(self, fp8: np.dtype) -> Scaled:
+        """Return this format with elements of the dtype `fp8` in kernels, see `Container`."""
+        return replace(self, fp8=fp8)
 
     @property
     def name(self) -> str:
@@ -112,8 +118,13 @@ class Scaled(Format):
 
     @property
     def kernel_element(self) -> np.dtype:
-        """Dtype of the elements that kernels read, float8_e4m3 or int8."""
-        return INT8 if self.element == INT8 else KERNEL_ELEMENT
+        """Dtype of the elements that kernels read: int8, or `fp8`."""
+        return INT8 if self.element == INT8 else self.fp8
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether kernels read half of each element, and twice the scales."""
+        return self.kernel_element == E4M3
 
     @property
     def row_dtype(self) -> np.dtype | None:
@@ -142,7 +153,7 @@ class Scaled(Format):
         return replace(self, has_quantised_rows=False, has_static_rows=False)
 
     def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return descriptions of the elements [out, in] float8_e4m3 or int8, and of float32 scales.
+        """Return descriptions of the elements [out, in] of the `kernel_element`, and of float32 scales.
 
         Scales of rows are [out, 1], those of blocks have an entry for each 128 rows and 128 columns.
         """
@@ -163,14 +174,14 @@ class Scaled(Format):
     def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the elements [out, in] and the scales that `describe_kernel_tensors` describes.
 
-        Elements of fp8 are half of the stored ones, float8_e4m3, and their scales twice the stored ones. So is the
-        static scale of rows, which become halves too.
+        Elements of float8_e4m3 are half of the stored ones, and their scales twice the stored ones. So is the static
+        scale of rows, which become halves too.
         """
         elements, scales = np.asarray(tensors[ELEMENTS]), tensors[SCALES]
         specs = self.describe_kernel_tensors(elements.shape)
         input_scale = {name: tensors[name] for name in specs if name == INPUT_SCALE}
-        if self.element != INT8:
-            elements = _HALVES[elements.view(np.uint8)].view(KERNEL_ELEMENT)
+        if self.has_halves:
+            elements = _HALVES[elements.view(np.uint8)].view(E4M3)
             scales = scales * np.float32(2)
             input_scale = {name: scale * np.float32(2) for name, scale in input_scale.items()}
         if BLOCK_SCALES not in specs:

@@ -21,10 +21,10 @@ from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 
-_INT8, _E4M3 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3)
-_LARGEST = {_INT8: 127.0, _E4M3: 240.0}
+_INT8, _E4M3, _E4M3FN = map(np.dtype, (np.int8, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn))
+_LARGEST = {_INT8: 127.0, _E4M3: 240.0, _E4M3FN: 448.0}
 """Largest number of rows with a scale each, by dtype."""
-_STATIC_ROWS = {_INT8: (1.0, -128.0, 127.0), _E4M3: (2.0, -224.0, 224.0)}
+_STATIC_ROWS = {_INT8: (1.0, -128.0, 127.0), _E4M3: (2.0, -224.0, 224.0), _E4M3FN: (1.0, -448.0, 448.0)}
 """Factor of a static scale, and least and largest number of rows with this scale, by dtype.
 
 Static scales are for float8_e4m3fn, which ends at 448. Rows in float8_e4m3 take halves.
@@ -114,9 +114,10 @@ class Arithmetic:
         """Return rows x [rows, in] rounded to 8 bits where the format of the projections' weights asks for it.
 
         Beside fp8 weights, each row is divided by its largest magnitude / 240, rounded to the dtype of the activations,
-        rounded to float8_e4m3 and multiplied by the divisor. Beside int8 weights, it is divided by its largest
-        magnitude / 127, rounded to integers and multiplied. Where weights have static scales, the divisor of all rows
-        is the largest of these scales, and rows are clipped. Other rows are returned as they are.
+        rounded to float8_e4m3 and multiplied by the divisor. With float8_e4m3fn, the number is 448 instead of 240.
+        Beside int8 weights, a row is divided by its largest magnitude / 127, rounded to integers and multiplied. Where
+        weights have static scales, the divisor of all rows is the largest of these scales, and rows are clipped. Other
+        rows are returned as they are.
 
         Args:
             x: The rows.

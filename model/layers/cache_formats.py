@@ -4,9 +4,10 @@ A format with scales stores keys and values divided by the scale of their head, 
 reference model attend to stored numbers times their scales, also for the tokens of the same step. So a token has the
 same keys and values in the step that computes it and in every later step.
 
-The numbers of vLLM's formats fit two facts of the chips. Their float8_e4m3 ends at 240, while checkpoints have scales
-for float8_e4m3fn, which ends at 448: a scale is doubled, and stored numbers are half as large. An unsigned exponent of
-two changes no mantissa, so only numbers below 2^-5 are rounded differently.
+The numbers of vLLM's formats fit two facts of the chips. Before trn3 their float8_e4m3 ends at 240, while checkpoints
+have scales for float8_e4m3fn, which ends at 448: a scale is doubled, and stored numbers are half as large. An unsigned
+exponent of two changes no mantissa, so only numbers below 2^-5 are rounded differently. Chips that multiply
+float8_e4m3fn store it (`choose_cache_format`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from nkw.errors import shown
 
 AUTO = "auto"
 """Name of the default cache format."""
+E4M3FN = "fp8_e4m3fn"
+"""Name of the cache format fp8 on chips that multiply float8_e4m3fn."""
 INT4 = "int4"
 """Name of vLLM's cache format of four bits, which no kernel computes with."""
 
@@ -72,8 +75,27 @@ CACHE_FORMATS = {
     "fp8_e4m3": _FP8,
     "fp8_e5m2": CacheFormat(np.dtype(ml_dtypes.float8_e5m2)),
     "int8": CacheFormat(np.dtype(np.int8), 127.0),
+    E4M3FN: CacheFormat(np.dtype(ml_dtypes.float8_e4m3fn), 448.0),
 }
 """Cache formats by the names of vLLM's `kv_cache_dtype`. 224 is half of 448, to which scales of e4m3fn belong."""
+
+
+def choose_cache_format(name: str, fp8: np.dtype) -> str:
+    """Return the name of the format in which a chip stores caches of the format `name`.
+
+    The formats fp8 and fp8_e4m3 become fp8_e4m3fn on a chip that multiplies these numbers.
+
+    Args:
+        name: A name in `CACHE_FORMATS`.
+        fp8: The e4m3 that the chip multiplies, float8_e4m3fn or float8_e4m3.
+
+    Raises:
+        ModelError: The name is fp8_e4m3fn, and the chip does not multiply it.
+    """
+    has_e4m3fn = fp8 == CACHE_FORMATS[E4M3FN].dtype
+    if name == E4M3FN and not has_e4m3fn:
+        raise ModelError("kv_cache_dtype is 'fp8_e4m3fn', and this chip multiplies float8_e4m3: use fp8")
+    return E4M3FN if has_e4m3fn and CACHE_FORMATS[name] == _FP8 else name
 
 
 def check_cache_dtype(name: str) -> None:

@@ -232,17 +232,17 @@ class EngineSetup:
         Raises:
             ModelError: The weights do not fit the config, or weights or pages do not fit into memory.
         """
-        model = LoadedModel.open(self.folder, self.args.dtype, self.config)
+        model = LoadedModel.open(self.folder, self.args.dtype, self.config, self.args.target)
         device = open_device(self.args.backend, self.args.target, self.mesh.ranks)
         return PagedModel(
-            self.config,
+            model.config,
             model.load_shards(self.mesh, device.local_ranks),
             device,
             self.pools,
             self.buckets,
             slots=self.slots,
             mesh=self.mesh,
-            kv_cache_dtype=self.args.kv_cache_dtype,
+            kv_cache_dtype=model.choose_cache_format(self.args.kv_cache_dtype),
             cache_scales=model.choose_cache_scales(self.args.kv_cache_dtype, self.args.calibration),
         )
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.stages import list_stage_layers
 from model.families import compose, load_config
-from model.layers.cache_formats import AUTO, CACHE_FORMATS, UNSCALED, CacheRounding, CacheScales
+from model.formats.scaled import E4M3
+from model.layers.cache_formats import (
+    AUTO,
+    CACHE_FORMATS,
+    UNSCALED,
+    CacheRounding,
+    CacheScales,
+    choose_cache_format,
+)
 from model.layers.precision import choose_activation_dtype
 from model.layers.weight import WeightDtypes
 from model.llm.cache_scales import choose_cache_scales
@@ -31,28 +39,47 @@ from model.runners.reference import ReferenceModel
 class LoadedModel:
     """Model folder with its config and its memory-mapped checkpoint.
 
-    `dtype` is the dtype of activations: float32, bfloat16, or auto for the checkpoint's.
+    `dtype` is the dtype of activations: float32, bfloat16, or auto for the checkpoint's. `fp8` is the e4m3 of
+    the chip.
     """
 
     folder: Path
     config: ModelConfig
     checkpoint: Checkpoint
     dtype: str = "float32"
+    fp8: np.dtype = E4M3
 
     @classmethod
-    def open(cls, folder: Path, dtype: str = "float32", config: ModelConfig | None = None) -> LoadedModel:
+    def open(
+        cls,
+        folder: Path,
+        dtype: str = "float32",
+        config: ModelConfig | None = None,
+        target: str | None = None,
+    ) -> LoadedModel:
         """Open a folder, without reading its weights.
 
         Args:
             folder: the model folder.
             dtype: dtype of activations.
             config: the folder's config if it has been read; None to read it.
+            target: name of the chip, in whose fp8 the weights of fp8 are computed; None for float8_e4m3.
 
         Raises:
             ModelError: files are missing or disagree.
         """
-        config = config or load_config(folder)
-        return cls(folder, config, open_checkpoint(folder, config), dtype)
+        config, fp8 = config or load_config(folder), E4M3
+        if target is not None:
+            from model.device import find_fp8_dtype  # loads the simulator
+
+            fp8 = find_fp8_dtype(target)
+        if config.weight_format is not None:
+            config = replace(config, weight_format=config.weight_format.compute_in(fp8))
+        return cls(folder, config, open_checkpoint(folder, config), dtype, fp8)
+
+    def choose_cache_format(self, kv_cache_dtype: str) -> str:
+        """Return the name of the format in which the chip stores caches of a format, see `choose_cache_format`."""
+        return choose_cache_format(kv_cache_dtype, self.fp8)
 
     @property
     def activations(self) -> np.dtype:
@@ -91,7 +118,8 @@ class LoadedModel:
             ModelError: the text cannot be used, or the checkpoint's scales are wrong.
         """
         path = None if calibration is None else Path(calibration)
-        return choose_cache_scales(self.folder, self.config, self.checkpoint, kv_cache_dtype, path)
+        cache_format = self.choose_cache_format(kv_cache_dtype)
+        return choose_cache_scales(self.folder, self.config, self.checkpoint, cache_format, path)
 
     def create_reference(
         self, ranks: int = 1, kv_cache_dtype: str = AUTO, cache_scales: CacheScales = UNSCALED
@@ -103,7 +131,7 @@ class LoadedModel:
             kv_cache_dtype: one of `CACHE_FORMATS`, in which it stores keys and values.
             cache_scales: their scales.
         """
-        caching = CacheRounding(CACHE_FORMATS[kv_cache_dtype], cache_scales)
+        caching = CacheRounding(CACHE_FORMATS[self.choose_cache_format(kv_cache_dtype)], cache_scales)
         return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks, caching=caching)
 
 

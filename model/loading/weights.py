@@ -7,7 +7,7 @@ Devices and dry runs take the resulting `RankWeights`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -18,6 +18,7 @@ from model.errors import ModelError, check_memory
 from model.families import compose
 from model.formats import Container, Format
 from model.formats import Weight as StoredWeight
+from model.formats.scaled import E4M3, ELEMENT
 from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
 from model.layers.precision import choose_activation_dtype
@@ -47,6 +48,18 @@ class RankWeights:
         Raises KeyError if the layer of the weight was not among the layers that were cut.
         """
         return {name: self.arrays[name] for name in weight.describe(self.shard, self.dtypes)}
+
+    def describe_in(self, fp8: np.dtype) -> RankWeights:
+        """Return these weights for a dry run on a chip that multiplies the e4m3 `fp8`.
+
+        Elements of e4m3 get this dtype and keep their bits, so that numbers differ by a factor.
+        """
+        arrays = {
+            name: array.view(fp8) if array.dtype in (E4M3, ELEMENT) else array
+            for name, array in self.arrays.items()
+        }
+        formats = {name: format.compute_in(fp8) for name, format in self.formats.items()}
+        return replace(self, arrays=arrays, formats=formats)
 
     @cached_property
     def dtypes(self) -> WeightDtypes:

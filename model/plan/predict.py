@@ -514,7 +514,7 @@ def _average_stages(
 def _has_fp8_rows(launch: Launch) -> bool:
     """Return whether `mlp` rounds rows to fp8, as its weights; rows beside int8 weights are integers in bfloat16."""
     w_up = launch.arguments.get("w_up")
-    is_fp8 = isinstance(w_up, Value) and w_up.dtype == ml_dtypes.float8_e4m3
+    is_fp8 = isinstance(w_up, Value) and w_up.dtype in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn)
     return is_fp8 and bool(launch.arguments.get("quantises_rows"))
 
 

@@ -21,9 +21,16 @@ import numpy as np
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, load_repeated
+from nki_kernels.weights import is_fp8
 
 LARGEST_BFLOAT16 = (2.0 - 2.0**-7) * 2.0**127
-LARGEST_STORED = {"int8": 127.0, "float8_e4m3": 240.0, "float8_e5m2": 57344.0, "bfloat16": LARGEST_BFLOAT16}
+LARGEST_STORED = {
+    "int8": 127.0,
+    "float8_e4m3": 240.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+    "bfloat16": LARGEST_BFLOAT16,
+}
 """Largest numbers that caches with scales store, by the name of their dtype."""
 
 
@@ -127,7 +134,7 @@ def invert(scales):
 def find_stored_range(dtype):
     """Return the least and the largest number that a cache of `dtype` with scales stores.
 
-    Raises AssertionError for other dtypes than int8, float8_e4m3, float8_e5m2 and bfloat16.
+    Raises AssertionError for other dtypes than int8, float8_e4m3, float8_e4m3fn, float8_e5m2 and bfloat16.
     """
     if dtype == nl.int8:
         return -128.0, 127.0
@@ -135,8 +142,10 @@ def find_stored_range(dtype):
         return -57344.0, 57344.0
     if dtype == nl.bfloat16:
         return -LARGEST_BFLOAT16, LARGEST_BFLOAT16
+    if dtype == nl.float8_e4m3fn:
+        return -448.0, 448.0
     assert dtype == nl.float8_e4m3, (
-        f"scales go with caches of int8, float8_e4m3, float8_e5m2 or bfloat16, not {dtype}"
+        f"scales go with caches of int8, float8_e4m3, float8_e4m3fn, float8_e5m2 or bfloat16, not {dtype}"
     )
     return -240.0, 240.0
 
@@ -146,14 +155,14 @@ def choose_cache_operand(stored, dtype):
 
     The Tensor engine pairs fp8 with bfloat16; other numbers are converted to the activations' dtype.
     """
-    if dtype != nl.float32 and (stored == nl.float8_e4m3 or stored == nl.float8_e5m2):
+    if dtype != nl.float32 and is_fp8(stored):
         return stored
     return dtype
 
 
 def count_bytes(dtype):
     """Return the bytes of an element of a cache or of activations: 1, 2 or 4."""
-    if dtype == nl.float8_e4m3 or dtype == nl.float8_e5m2 or dtype == nl.int8:
+    if is_fp8(dtype) or dtype == nl.int8:
         return 1
     return 4 if dtype == nl.float32 else 2
 

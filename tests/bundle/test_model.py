@@ -347,11 +347,19 @@ INTEGERS = "int-quantized"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["a scale for each tensor", "compressed, channel", INTEGERS])
+@pytest.mark.parametrize(
+    ("scheme", "target"),
+    [
+        ("a scale for each tensor", "trn2"),
+        ("a scale for each tensor", "trn3"),
+        ("compressed, channel", "trn2"),
+        (INTEGERS, "trn2"),
+    ],
+)
 def test_weights_of_8_bits_are_read_from_the_files_of_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, target: str
 ) -> None:
-    """An instance halves elements of e4m3fn and doubles their scales as the loader does; recipes are compared."""
+    """An instance of trn2 halves elements of e4m3fn and doubles scales as the loader does; recipes are compared."""
     folder = write_folder(tmp_path / "tiny", num_hidden_layers=1, torch_dtype="bfloat16")
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     stored, _ = quantised(tensors, scheme, np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
@@ -368,7 +376,7 @@ def test_weights_of_8_bits_are_read_from_the_files_of_the_model(
         "--max-new-tokens",
         "2",
         "--target",
-        "trn2",
+        target,
         "--out",
         str(out),
     )
@@ -379,10 +387,11 @@ def test_weights_of_8_bits_are_read_from_the_files_of_the_model(
     scales = {name for name in operands if name.endswith("_scales")}
     assert {"layers.0.mlp.w_up_scales", "layers.0.attention.w_qkv_scales"} <= scales
     is_integer = scheme == INTEGERS
-    assert operands["layers.0.mlp.w_up"].dtype == ("int8" if is_integer else "float8_e4m3")
+    fp8 = "float8_e4m3fn" if target == "trn3" else "float8_e4m3"
+    assert operands["layers.0.mlp.w_up"].dtype == ("int8" if is_integer else fp8)
     inputs = {f"layers.0.mlp.w_{name}_input_scale" for name in ("gate", "up", "down")}
     assert {name for name in operands if name.endswith("_input_scale")} == (
         inputs if scheme == "a scale for each tensor" else set()
     )
     scaled = [operand for name, operand in operands.items() if name.endswith(("_scales", "_input_scale"))]
-    assert {operand.factor for operand in scaled} == {1.0 if is_integer else 2.0}
+    assert {operand.factor for operand in scaled} == {2.0 if fp8 == "float8_e4m3" and not is_integer else 1.0}

@@ -234,11 +234,12 @@ QUANTISED = ("w_gate", "w_up", "w_down")
 
 def quantise(weight: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return elements whose largest magnitude in each column is that of their dtype, and scales [1, N]."""
-    largest = 240 if elements == FP8 else 127
+    largest = 127 if elements == INT8 else float(ml_dtypes.finfo(elements).max)
     scales = (np.abs(weight).max(axis=0, keepdims=True) / largest).astype(F32)
     scales[scales == 0] = 1  # columns of zeros
-    quotients = weight / scales
-    return (quotients if elements == FP8 else np.rint(quotients)).astype(elements), scales
+    # The largest element may be above the largest number by a rounding, which float8_e4m3fn does not represent.
+    quotients = np.clip(weight / scales, -largest, largest)
+    return (np.rint(quotients) if elements == INT8 else quotients).astype(elements), scales
 
 
 def quantised_block(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
@@ -69,6 +70,14 @@ class TestQuantisedRows(KernelTests):
         two_sums=[*vary(tokens=[1, 64, 129, 300], hidden=172, inner=172)],
         tolerance=within_half_of_rounding,
     )
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(tokens=5), dict(tokens=140, w_gate=False), dict(tokens=33, dtype=F32)]
+)
+def test_rows_of_e4m3fn_on_a_chip_that_multiplies_them(settings: dict[str, Any]) -> None:
+    elements = np.dtype(ml_dtypes.float8_e4m3fn)
+    TestQuantisedRows.case.check(dict(hidden=136, inner=172, elements=elements) | settings, "trn3")
 
 
 def test_a_row_of_zeros_stays_zero_and_does_not_divide_by_it() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import nki_kernels as kernels
 from tests.kernels.accuracy import as_tuple, compare_all, copied, normal
@@ -19,8 +20,8 @@ from tests.kernels.test_attention_mixed import mixed
 from tests.kernels.test_attention_prefill import arguments, continued
 from tests.kernels.test_decoder_layer_decode import layer
 
-FP8, E5M2 = ml_dtypes.float8_e4m3, ml_dtypes.float8_e5m2
-LARGEST = {np.int8: 127, FP8: 240, E5M2: 57344}
+FP8, E4M3FN, E5M2 = ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+LARGEST = {np.int8: 127, FP8: 240, E4M3FN: 448, E5M2: 57344}
 PROJECTED = kernels.attention_block_decode_reference, kernels.decoder_layer_decode_reference
 SINKS = normal(12, 1, 4) * 3
 
@@ -54,7 +55,7 @@ def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs:
 
     def first(*operands: Any) -> tuple[np.ndarray, ...]:
         stored = [
-            array.astype(dtype) if dtype in (np.int8, FP8, E5M2) else array
+            array.astype(dtype) if dtype in tuple(LARGEST) else array
             for array, dtype in zip(operands, dtypes)
         ]
         return as_tuple(reference(*stored))[:1]
@@ -107,7 +108,7 @@ class TestDecode(KernelTests):
             refuse("k_scale is [1, 2], not (1, 1)", BOTH[0], k_scale=np.ones((1, 1), F32)),
             refuse("v_scale is [1, 2], not (2,)", BOTH[0], v_scale=np.ones(2, F32)),
             refuse(
-                "scales go with caches of int8, float8_e4m3, float8_e5m2 or bfloat16, not float32",
+                "scales go with caches of int8, float8_e4m3, float8_e4m3fn, float8_e5m2 or bfloat16, not float32",
                 k_scale=np.ones((1, 2), F32),
                 v_scale=np.ones((1, 2), F32),
             ),
@@ -217,3 +218,19 @@ def test_a_prompt_in_parts_equals_the_whole() -> None:
             seen = keys[head // 2, :, : row + 1].T, values[head // 2, : row + 1]
             bound = rounding_bound(inputs["q"][row, columns].astype(np.float64), *seen, inputs["scale"])
             assert np.abs(expected[0][row, columns] - last[0][row - 25, columns]).max() <= bound
+
+
+@pytest.mark.parametrize(
+    ("table", "dtype"),
+    [
+        *(
+            (table, dtype)
+            for table in (TestDecode, TestPrefillAfterCachedPositions, TestMixed)
+            for dtype in (F32, BF16)
+        ),
+        (TestBlockDecode, F32),
+        (TestDecoderLayer, F32),
+    ],
+)
+def test_caches_of_e4m3fn_on_a_chip_that_multiplies_them(table: type[KernelTests], dtype: Any) -> None:
+    table.case.check(dict(dtype=dtype) | scaled(E4M3FN), "trn3")

@@ -25,7 +25,7 @@ def block_of_static_rows(**settings: Any) -> tuple[Any, ...]:
     The rows of the norm are clipped beyond two and a half, a few of a thousand.
     """
     arguments = named(kernels.mlp, quantised_block(**settings))
-    largest = 127.0 if arguments["w_up"].dtype == INT8 else 224.0
+    largest = {INT8: 127.0, FP8: 224.0, E4M3FN: 448.0}[arguments["w_up"].dtype]
     scales = {"w_gate": 2.5, "w_up": 2.0, "w_down": 0.75}
     for name, most in scales.items():
         if arguments[name] is not None:
@@ -103,6 +103,21 @@ def multiply_by_identity(rows: np.ndarray, scale: float, elements: np.dtype, tar
         quantises_rows=True,
     )
     return run(kernels.mlp, in_order(kernels.mlp, **arguments), target)
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(tokens=5), dict(tokens=140, w_gate=False), dict(tokens=33, dtype=F32)]
+)
+def test_rows_of_e4m3fn_on_a_chip_that_multiplies_them(settings: dict[str, Any]) -> None:
+    TestStaticRows.case.check(dict(hidden=136, inner=172, elements=E4M3FN) | settings, "trn3")
+
+
+def test_every_number_of_a_checkpoint_comes_out_as_it_is_on_a_chip_with_e4m3fn() -> None:
+    finite = np.arange(256, dtype=np.uint8).view(E4M3FN).astype(F32)
+    rows = np.nan_to_num(finite).reshape(2, 128) * F32(0.5)
+    assert np.array_equal(multiply_by_identity(rows, 0.5, E4M3FN, "trn3"), rows)
+    beyond = np.full((1, 128), 500, F32)
+    assert np.array_equal(multiply_by_identity(beyond, 1.0, E4M3FN, "trn3"), np.full((1, 128), 448, F32))
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])

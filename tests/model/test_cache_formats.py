@@ -14,16 +14,15 @@ import nki_kernels
 import simulate
 from model import LLM, SamplingParams
 from model.config.heads import HeadLayout
-from model.device import SimulatedDevice
+from model.device import SimulatedDevice, find_fp8_dtype
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.attention import Attention
 from model.layers.cache import create_cache, create_encoder_cache, create_latent_cache
-from model.layers.cache_formats import CACHE_FORMATS, CacheScales
+from model.layers.cache_formats import CACHE_FORMATS, E4M3FN, CacheScales, choose_cache_format
 from model.layers.launch import FLOAT32, Phase, StepShape, WeightDtypes
 from model.layers.shard import Shard
 from model.llm.loaded import LoadedModel
-from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -38,7 +37,7 @@ FILE_SCALES = {
     for letter in "kv"
 }
 """Scales for float8_e4m3fn as a checkpoint has them: of each head of the first layer, and one for the second."""
-LARGEST = {"fp8": 224, "fp8_e4m3": 224, "int8": 127}
+LARGEST = {"fp8": 224, "fp8_e4m3": 224, "int8": 127, E4M3FN: 448}
 """Stored number of a format for the 448 of float8_e4m3fn."""
 formats = pytest.mark.parametrize("name", CACHE_FORMATS)
 
@@ -84,18 +83,19 @@ def generate(backend: KernelModel | ReferenceModel) -> tuple[list[int], list[np.
 @formats
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, name, ranks) -> None:
+    target = "trn3" if name == E4M3FN else "trn2"
     config = load_config(model)
-    weights = open_checkpoint(model, config)
-    loaded = LoadedModel(model, config, weights)
+    loaded = LoadedModel.open(model, config=config, target=target)
     scales = loaded.choose_cache_scales(name, None)
-    shards = shard_weights(config, weights, ranks)
-    device = SimulatedDevice("trn2", ranks)
+    shards = shard_weights(config, loaded.checkpoint, ranks)
+    device = SimulatedDevice(target, ranks)
     kernels = KernelModel(config, shards, device, 128, kv_cache_dtype=name, cache_scales=scales)
     tokens, logits = generate(kernels)
     paged = LLM(
         model,
         tensor_parallel_size=ranks,
-        kv_cache_dtype=name,
+        kv_cache_dtype="fp8" if name == E4M3FN else name,
+        target=target,
         block_size=4,
         max_num_batched_tokens=5,
         max_num_seqs=2,
@@ -115,7 +115,7 @@ def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, 
         return see(self, rows, states, numpy)
 
     monkeypatch.setattr(Attention, "_append_to_cache", seen)
-    expected, exact = generate(ReferenceModel(config, weights))
+    expected, exact = generate(ReferenceModel(config, loaded.checkpoint))
     assert tokens == expected == rounded[0]
     assert np.array_equal(rounded[1], exact)
     # Two layers of some sixteen roundings each; a stored number that is its neighbour costs a thousand times as much.
@@ -194,3 +194,17 @@ def test_unknown_names_are_refused() -> None:
         ModelError, match=r"kv_cache_dtype is 'int4', and no kernel reads pages of four bits: use"
     ):
         LLM(kv_cache_dtype="int4")
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", E4M3FN])
+def test_a_chip_stores_the_fp8_that_it_multiplies(name: str) -> None:
+    e4m3, e4m3fn = np.dtype(ml_dtypes.float8_e4m3), np.dtype(ml_dtypes.float8_e4m3fn)
+    assert [find_fp8_dtype(target) for target in ("trn1", "inf2", "trn2", "trn3")] == [e4m3] * 3 + [e4m3fn]
+    assert choose_cache_format(name, e4m3fn) == E4M3FN
+    if name == E4M3FN:
+        with pytest.raises(ModelError, match="'fp8_e4m3fn', and this chip multiplies float8_e4m3: use fp8"):
+            choose_cache_format(name, e4m3)
+    else:
+        assert choose_cache_format(name, e4m3) == name
+    for unchanged in ("auto", "int8", "fp8_e5m2", "bfloat16"):
+        assert {choose_cache_format(unchanged, fp8) for fp8 in (e4m3, e4m3fn)} == {unchanged}

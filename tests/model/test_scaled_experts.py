@@ -9,7 +9,7 @@ import pytest
 
 from model.families import load_config
 from model.formats import QuantisedWeight
-from model.formats.scaled import INT8, KERNEL_ELEMENT
+from model.formats.scaled import E4M3, INT8
 from model.layers.shard import Shard
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
@@ -148,7 +148,7 @@ def test_ranks_that_cut_inside_a_block_widen_it(tmp_path: Path, ranks: int, is_s
         for matrix in MATRICES:
             name = f"layers.0.experts.{matrix}"
             array = rank.arrays[name]
-            assert (f"{name}_block_scales" in rank.arrays) == (array.dtype == KERNEL_ELEMENT) == is_stored
+            assert (f"{name}_block_scales" in rank.arrays) == (array.dtype == E4M3) == is_stored
             if is_stored:
                 scales = spread_blocks(rank.arrays[f"{name}_block_scales"], array)
                 check_halves(array, scales, plain_rank.arrays[name])

@@ -363,6 +363,27 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
                 check_halves(one.arrays[name], one.arrays[f"{name}_scales"], other.arrays[name])
 
 
+@pytest.mark.parametrize("scales", [None, 1, 128], ids=["of a tensor", "of rows", "of blocks"])
+def test_a_chip_with_e4m3fn_gets_all_codes_and_scales_as_they_are(scales: int | None) -> None:
+    """Other chips get halves and twice the scales; integers are the same on all chips."""
+    columns = 128 if scales == 128 else None
+    format = Scaled("fp8", scales, columns)
+    elements = np.arange(256, dtype=np.uint8).reshape(2, 128).view(ELEMENT)
+    specs = format.describe_tensors((2, 128))
+    stored = {"elements": elements, "scales": np.full(specs["scales"].shape, 0.75, np.float32)}
+    fn, halved = (format.compute_in(np.dtype(fp8)) for fp8 in (ELEMENT, ml_dtypes.float8_e4m3))
+    passed = fn.pass_to_kernels(stored)
+    for name, spec in fn.describe_kernel_tensors((2, 128)).items():
+        assert (passed[name].shape, passed[name].dtype) == (spec.shape, spec.dtype)
+    assert passed["elements"].tobytes() == elements.tobytes()
+    assert (passed["block_scales" if columns else "scales"] == 0.75).all()
+    halves = halved.pass_to_kernels(stored)
+    assert halves["elements"].dtype == ml_dtypes.float8_e4m3
+    assert (halves["block_scales" if columns else "scales"] == 1.5).all()
+    integers = Scaled("compressed-tensors", 1, None, INT8)
+    assert integers.compute_in(ELEMENT).kernel_element == INT8
+
+
 @pytest.mark.parametrize("scales", [None, 1], ids=["of a tensor", "of rows"])
 @pytest.mark.parametrize(("heads", "kv_heads", "ranks"), [(8, 2, 1), (8, 2, 4), (14, 2, 5), (6, 3, 2)])
 def test_ranks_cut_heads_of_stored_weights(scales: int | None, heads: int, kv_heads: int, ranks: int) -> None:

@@ -17,8 +17,9 @@ from model.families import load_config
 from model.formats import QuantisedWeight
 from model.layers.arithmetic import Arithmetic
 from model.layers.projection import Projection
+from model.llm.loaded import LoadedModel
 from model.loading.checkpoint import open_checkpoint
-from model.loading.weights import shard_weights
+from model.mesh import Mesh
 from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -74,24 +75,26 @@ def write(folder: Path, container: str) -> tuple[Tensors, Tensors]:
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_container_generates_with_static_rows(tmp_path: Path, container: str, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "target"), [(1, "trn2"), (2, "trn2"), (2, "trn3")])
+def test_every_container_generates_with_static_rows(
+    tmp_path: Path, container: str, ranks: int, target: str
+) -> None:
     """Kernels and reference round rows, so they differ by less than half of what the rounding changes."""
     folder = tmp_path / "m"
     _, numbers = write(folder, container)
     check_numbers(folder, numbers)
-    config = load_config(folder)
-    checkpoint = open_checkpoint(folder, config)
-    shards = shard_weights(config, checkpoint, ranks, dtype="float32")
-    factor = 1 if "int8" in container else 2
+    loaded = LoadedModel.open(folder, target=target)
+    config, checkpoint = loaded.config, loaded.checkpoint
+    shards = loaded.load_shards(Mesh(ranks))
+    factor = 1 if "int8" in container or target == "trn3" else 2
     for name in ("gate", "up", "down"):
         stored = checkpoint[f"model.layers.0.mlp.{name}_proj.weight"]
         assert isinstance(stored, QuantisedWeight) and stored.input_scale is not None
         for shard in shards:
             scale = shard.arrays[f"layers.0.mlp.w_{name}_input_scale"]
             assert scale.shape == (1, 1) and scale == stored.input_scale * np.float32(factor)
-    model = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128)
-    reference = ReferenceModel(config, checkpoint, "float32", ranks=ranks)
+    model = KernelModel(config, shards, SimulatedDevice(target, ranks), 128)
+    reference = loaded.create_reference(ranks)
     plain = ReferenceModel(config, numbers, "float32", ranks=ranks)
     runs: list[Callable[[Any], Any]] = [
         lambda model: model.prefill([PREFILL])[0].logits,

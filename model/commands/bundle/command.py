@@ -125,7 +125,7 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) ->
     _check_sizes(layer, tokens, config)
     if any(os.path.lexists(options.model / name) for name in (SINGLE, INDEX)):
         prompt_ids = Tokenizer(options.model, config.vocab_size).encode(FIRST_PROMPT)
-        model = LoadedModel.open(options.model, options.dtype, config)
+        model = LoadedModel.open(options.model, options.dtype, config, options.target)
         if not prompt_ids:
             raise ModelError("the prompt has no tokens")
     else:
@@ -199,7 +199,7 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
     tokenizer = Tokenizer(options.model, config.vocab_size)
     texts, most = options.prompt or [FIRST_PROMPT], options.max_new_tokens or _TOKENS
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
-    model = LoadedModel.open(options.model, options.dtype, config)
+    model = LoadedModel.open(options.model, options.dtype, config, options.target)
     with _open_document(options, model) as contents:
         (rank,) = model.load_shards(Mesh())
         device = GenerationDevice(options.target, rank.arrays)

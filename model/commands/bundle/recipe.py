@@ -184,7 +184,7 @@ def _load_stored_ids(
 ) -> tuple[_Ids, dict[str, float]]:
     """Return the ids of the elements and scales of a weight of 8 bits, and the factor of each array by name.
 
-    Elements of fp8 are halved for the chips, so that their scales are doubled.
+    Elements of fp8 are halved for chips that multiply float8_e4m3, so that their scales are doubled.
 
     Raises:
         ModelError: The weight has another format than `Scaled` with a scale for each output or tensor.
@@ -212,7 +212,7 @@ def _load_stored_ids(
             first += size
         id_weights[tensor.name] = replace(stored, format=integers, tensors=tensors)
     arrays = weight.take_stored(id_weights, rank_weights.shard, integers)
-    factors = {name: 1.0 if format.element == INT8 or name == weight.name else 2.0 for name in arrays}
+    factors = {name: 2.0 if format.has_halves and name != weight.name else 1.0 for name in arrays}
     return _Ids(arrays, starts), factors
 
 

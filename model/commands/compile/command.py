@@ -98,7 +98,7 @@ def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
     from model.device import find_sorted_expert_width
 
     config, args = setup.config, setup.args
-    model = LoadedModel.open(setup.folder, args.dtype, config)
+    model = LoadedModel.open(setup.folder, args.dtype, config, args.target)
     largest = largest_step(
         config,
         setup.mesh,
@@ -107,7 +107,7 @@ def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
         setup.pools,
         setup.slots,
         setup.buckets,
-        kv_cache_dtype=args.kv_cache_dtype,
+        kv_cache_dtype=model.choose_cache_format(args.kv_cache_dtype),
         sorted_expert_width=find_sorted_expert_width(args.target),
     )
     groups = [*(pool.window for pool in setup.pools), *([STATES] if setup.slots else [])]

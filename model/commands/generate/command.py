@@ -82,7 +82,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
         )
     check_groups(mesh, prompts * sampling.n)
     ids = encode_prompts(prompts, options, tokenizer, config)
-    model = LoadedModel.open(options.model, options.dtype, config)
+    model = LoadedModel.open(options.model, options.dtype, config, options.target)
     return Job(options, model, prompts, ids, sampling, mesh), tokenizer
 
 

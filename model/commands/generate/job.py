@@ -8,12 +8,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
+
 from model.commands.generate.micro_batches import MicroBatches, size_micro_batches
 from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.layers.cache_formats import CacheScales, check_cache_dtype
+from model.layers.cache_formats import CacheScales, check_cache_dtype, choose_cache_format
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.weights import RankWeights, describe_all_ranks
 from model.mesh import Mesh
@@ -108,20 +110,24 @@ class Job:
         return self._create_model(device, progress, expert_load=self.expert_load)
 
     def create_dry_model(
-        self, device: Device, progress: Progress, done: Callable[[], None], lnc: int
+        self, device: Device, target: str, progress: Progress, done: Callable[[], None], lnc: int
     ) -> MicroBatches:
         """Return the model on a dry device, which predicts times, with all ranks, also those of other processes.
 
         Args:
             device: The dry device.
+            target: Its chip, whose fp8 weights and caches have.
             progress: Called with the number of finished layers and of all layers.
             done: Called after each step of a micro-batch.
             lnc: Number of physical cores of a rank of the device.
         """
-        shards = self._local_shards
+        from model.device import find_fp8_dtype
+
+        fp8, shards = find_fp8_dtype(target), self._local_shards
         if get_rank() is not None:
             shards = describe_all_ranks(self.config, shards[0])
-        return self._create_model(device, progress, shards, done, lnc=lnc)
+        described = tuple(shard.describe_in(fp8) for shard in shards)
+        return self._create_model(device, progress, described, done, lnc=lnc, fp8=fp8)
 
     def _create_model(
         self,
@@ -131,6 +137,7 @@ class Job:
         done: Callable[[], None] = lambda: None,
         expert_load: ExpertLoad | None = None,
         lnc: int = 1,
+        fp8: np.dtype | None = None,
     ) -> MicroBatches:
         """Return the model on a device, with a backend for each micro-batch.
 
@@ -141,7 +148,11 @@ class Job:
             done: Called after each step of a micro-batch.
             expert_load: Counts the choices of experts, or None.
             lnc: Number of physical cores of a rank of the device.
+            fp8: The e4m3 of the caches; None for that of --target.
         """
+        cache_format = choose_cache_format(
+            self.options.kv_cache_dtype, self.model.fp8 if fp8 is None else fp8
+        )
         backends = [
             KernelModel(
                 self.config,
@@ -152,7 +163,7 @@ class Job:
                 sequences=sequences,
                 mesh=self.mesh,
                 expert_load=expert_load,
-                kv_cache_dtype=self.options.kv_cache_dtype,
+                kv_cache_dtype=cache_format,
                 lnc=lnc,
                 cache_scales=self._cache_scales,
             )

@@ -84,7 +84,9 @@ def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequen
     lnc = limit_lnc(target, job.options.lnc)
     device = DryDevice(target, job.mesh.ranks, lnc=lnc)
     passes: list[Pass] = []
-    model = job.create_dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()), lnc)
+    model = job.create_dry_model(
+        device, target, device.layer_done, lambda: passes.append(device.take_pass()), lnc
+    )
     model.prefill(job.sequence_ids)
     model.decode(tokens, positions)
     return passes

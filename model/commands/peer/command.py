@@ -47,7 +47,9 @@ def peer_command(options: argparse.Namespace) -> int:
         raise ModelError("a prompt has no tokens")
     needed = count_positions_needed(max(map(len, encoded)), options.max_new_tokens, config)
     positions = bucket_length(needed, config.context)
-    weights = LoadedModel.open(options.model, options.dtype, config).load_shards(Mesh(options.tp))
+    weights = LoadedModel.open(options.model, options.dtype, config, options.target).load_shards(
+        Mesh(options.tp)
+    )
     results = []
     with (
         json_document(options.json, Outputs(lambda: list_model_files(options.model)), "peer") as contents,

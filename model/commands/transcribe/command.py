@@ -53,7 +53,7 @@ def transcribe_command(options: argparse.Namespace) -> int:
     rules = read_rules(options.model, config, options.language, options.timestamps)
     samples = read_wav(options.file)
     tokenizer = Tokenizer(options.model, config.vocab_size)
-    model = LoadedModel.open(options.model, options.dtype, config)
+    model = LoadedModel.open(options.model, options.dtype, config, options.target)
     outputs = Outputs(lambda: [*list_model_files(options.model), *model.checkpoint.files, options.file])
     assert config.spectrum is not None, "loaded for speech"
     job = _Job(options, model, rules, Recording(samples, config.spectrum, options.timestamps))
