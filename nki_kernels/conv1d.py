@@ -48,8 +48,9 @@ from nki_kernels.conv2d import conv2d_reference
 from nki_kernels.convolution.products import convolve, convolve_rows
 from nki_kernels.convolution.windows import Windows, check_windows
 from nki_kernels.cores import find_core_range
-from nki_kernels.mlp import activation_function, expect_row
+from nki_kernels.mlp import activation_function
 from nki_kernels.precision import widened
+from nki_kernels.projection.feed_forward_weights import expect_row
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 cores = (1, 2)

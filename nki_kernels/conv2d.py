@@ -56,8 +56,9 @@ import numpy as np
 from nki_kernels.convolution.products import convolve
 from nki_kernels.convolution.windows import Windows, check_windows
 from nki_kernels.cores import find_core_range
-from nki_kernels.mlp import activation_function, activation_reference, expect_row
+from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.projection.feed_forward_weights import expect_row
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 cores = (1, 2)

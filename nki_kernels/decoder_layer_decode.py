@@ -59,9 +59,10 @@ from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.arguments import DecodeStep
 from nki_kernels.decode.feed_forward import compute_feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import can_hold_hidden
-from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
+from nki_kernels.mlp import activation_function, mlp, mlp_reference
 from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.projection.feed_forward import Weights
+from nki_kernels.projection.feed_forward_weights import check_arguments
 from nki_kernels.weights import WeightMatrix, check_scales, wrap_matrix
 
 cores = (1,)

@@ -26,7 +26,9 @@ Arguments:
     w_gate_scales, w_up_scales
                      [1, F] @ HBM, float32: this rank's columns, or None
     w_down_scales    [1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
-                     weight, whose dtype is then float8_e4m3, float8_e5m2, int8, or uint8 for 4 bits
+                     weight, whose dtype is then float8_e4m3, float8_e5m2, int8, or uint8 for 4 bits. Of weights in an
+                     MX format they are uint8 [scale row, columns], and elements are uint32 (MXFP8) or uint16 (MXFP4)
+                     [packed row, columns] in tile order, see `mx_operands`; on trn3
     w_gate_zeros, w_up_zeros, w_down_zeros
                      uint8 @ HBM, the shapes of the scales: zero points of weights of 4 bits; None: all are 8. Such
                      weights are [packed rows, columns] uint8, nibbles of 2^-9 each, see `nibbles`. All three are
@@ -37,7 +39,8 @@ Arguments:
                      n takes the larger one of gate and up, see `static_rows`
     quantises_rows   compile-time bool: whether n and the intermediate are rounded to float8_e4m3, each row with a scale
                      of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales, or int8 with
-                     scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`
+                     scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`. Rows
+                     become MXFP8 beside weights in an MX format, which take no others, see `mx_feed_forward`
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -61,7 +64,7 @@ Tiling
 
 Limits:
     H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384. A row_gate comes
-    without b_down.
+    without b_down. In an MX format H and F are multiples of 32, and in MXFP8 H is at most 8192.
 
 Cost
     HBM: the three weights once for each row group, the norm's weight and the biases once, x twice (once up to 128
@@ -93,14 +96,12 @@ import numpy as np
 
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.dma import STATIC
-from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.nibbles import check_nibbles, describe_nibbles, widen_nibbles_reference
+from nki_kernels.nibbles import widen_nibbles_reference
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
     FeedForward,
-    Weights,
     allocate_intermediate,
     append_row_scales,
     assign_core_share,
@@ -116,6 +117,7 @@ from nki_kernels.projection.feed_forward import (
     prepare_rows,
     spread_row_scales,
 )
+from nki_kernels.projection.feed_forward_weights import check_arguments, check_row_gate, wrap_weights
 from nki_kernels.projection.few_rows import takes_runs
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
 from nki_kernels.projection.grouped_gate import (
@@ -127,6 +129,8 @@ from nki_kernels.projection.grouped_gate import (
 from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups, plan_groups
 from nki_kernels.projection.integer_feed_forward import run_integer_feed_forward
 from nki_kernels.projection.integer_product import integer_rows_reference, quantised_product_reference
+from nki_kernels.projection.mx_feed_forward import run_mx_feed_forward
+from nki_kernels.projection.mx_operands import round_to_mx_reference, stores_mx, widen_mx_reference
 from nki_kernels.projection.quantised_rows import (
     QUANTISATION_STAGES,
     create_row_quantiser,
@@ -152,8 +156,8 @@ from nki_kernels.projection.static_rows import (
     static_rows_reference,
 )
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, broadcast_row, expect_dims, expect_hidden
-from nki_kernels.weights import WeightMatrix, check_scales, is_e4m3, load_blocks, wrap_matrix
+from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims
+from nki_kernels.weights import WeightMatrix, is_e4m3, load_blocks
 
 cores = (1, 2)
 
@@ -200,7 +204,7 @@ def mlp(
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
     row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
     sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of the
-    weights' dtype, fp8 or int8, with a scale for each row, or with the input scales.
+    weights' dtype, fp8, int8 or MXFP8, with a scale for each row, or with the input scales.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
@@ -208,30 +212,18 @@ def mlp(
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
-    check_scales("w_gate", w_gate, w_gate_scales)
-    check_scales("w_up", w_up, w_up_scales)
-    check_scales("w_down", w_down, w_down_scales)
-    check_nibbles(
+    weights = wrap_weights(
+        (x.shape[1], w_up.shape[1]),
         (w_gate, w_up, w_down),
         (w_gate_scales, w_up_scales, w_down_scales),
         (w_gate_zeros, w_up_zeros, w_down_zeros),
+        (b_gate, b_up, b_down),
         nibble_dtype,
-    )
-    weights = Weights(
-        wrap_matrix(w_gate, w_gate_scales, describe_nibbles(w_gate, x.shape[1], w_gate_zeros, nibble_dtype)),
-        wrap_matrix(w_up, w_up_scales, describe_nibbles(w_up, x.shape[1], w_up_zeros, nibble_dtype)),
-        wrap_matrix(
-            w_down, w_down_scales, describe_nibbles(w_down, w_up.shape[1], w_down_zeros, nibble_dtype)
-        ),
-        b_gate,
-        b_up,
-        b_down,
+        quantises_rows,
     )
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, weights, norm)
     check_row_gate(x, row_gate, b_down)
-    if quantises_rows:
-        check_quantised_rows(weights)
     input_scales = [w_gate_input_scale, w_up_input_scale, w_down_input_scale]
     check_input_scales([w_gate, w_up, w_down], input_scales, quantises_rows)
     static = None
@@ -241,10 +233,13 @@ def mlp(
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    if quantises_rows and w_up.dtype == nl.int8:
+    if quantises_rows and not is_e4m3(w_up.dtype):
         rank_sum = RankSum(replica_group, ranks, SUMS_IN_FLIGHT, [])
         function = activation_function(activation)
-        run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum, static)
+        if w_up.dtype == nl.int8:
+            run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum, static)
+        else:
+            run_mx_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum)
         return y
     core = assign_core_share(tokens, hidden, weights.w_down, ranks)
     first_row, end_row = core.rows
@@ -421,67 +416,6 @@ def run_row_groups(ffn, groups):
         down.negated_sums = None
 
 
-def check_arguments(x, weights, norm):
-    """Raise AssertionError if shapes of x, weights, biases and norm do not fit together, or if H or F is too large.
-
-    Also if b_gate comes without w_gate. weights: Weights. norm: Norm.
-    """
-    w_gate = None if weights.w_gate is None else weights.w_gate.elements
-    w_up, w_down = weights.w_up.elements, weights.w_down.elements
-    hidden = x.shape[1]
-    inner = w_up.shape[1]
-    hidden_rows, inner_rows = hidden, inner
-    if weights.w_up.nibbles is not None:
-        hidden_rows, inner_rows = weights.w_up.nibbles.count_packed(), weights.w_down.nibbles.count_packed()
-    norm.check(hidden)
-    wide_rows = norm.bias is not None or weights.b_down is not None or norm.offset != 0.0
-    expect_hidden(
-        "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
-    )
-    assert inner <= MAX_CONTRACTION, (
-        f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
-    )
-    if w_gate is not None:
-        assert w_gate.shape[0] == hidden_rows, (
-            f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
-        )
-        assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
-    assert w_up.shape[0] == hidden_rows, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
-    assert w_down.shape == (inner_rows, hidden), f"w_down is [{inner_rows}, {hidden}], not {w_down.shape}"
-    assert w_gate is not None or weights.b_gate is None, (
-        "b_gate is given without w_gate; a plain block takes b_up alone"
-    )
-    expect_row(weights.b_gate, inner, "b_gate")
-    expect_row(weights.b_up, inner, "b_up")
-    expect_row(weights.b_down, hidden, "b_down")
-
-
-def check_quantised_rows(weights):
-    """Raise AssertionError if the weights of the record Weights are not all float8_e4m3 or all int8, with scales."""
-    dtype = weights.w_up.elements.dtype
-    for name, weight in (("w_gate", weights.w_gate), ("w_up", weights.w_up), ("w_down", weights.w_down)):
-        if weight is not None:
-            elements = weight.elements.dtype
-            fits = elements == dtype and (is_e4m3(dtype) or dtype == nl.int8)
-            assert fits and weight.scales is not None, (
-                f"quantises_rows takes float8_e4m3 weights or int8 weights, all with scales; {name} has no scales or "
-                f"is {elements} beside w_up of {dtype}; leave quantises_rows out"
-            )
-
-
-def check_row_gate(x, row_gate, b_down):
-    """Raise AssertionError if row_gate is given and is not [H, 1], or is given together with b_down."""
-    if row_gate is not None:
-        assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
-        assert b_down is None, "row_gate and b_down are both given; row_gate comes without b_down"
-
-
-def expect_row(row, columns, name):
-    """Raise AssertionError if `row` is neither None nor [1, columns]; `name` names the argument in the message."""
-    if row is not None:
-        assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
-
-
 def activation_function(name):
     """Return the function of the Scalar engine (an nl function) for "silu", "gelu" (by erf), "gelu_tanh" or "relu".
 
@@ -537,7 +471,8 @@ def mlp_reference(
     rows. With quantises_rows, n and the intermediate are rounded to x's dtype, and then to fp8 with a scale for
     each row; the kernel takes scales of the intermediate from each rank's columns. With a gate and without b_up,
     the intermediate is rounded without the scale of n's row. With input scales all rows have the same, see
-    `static_rows`. With int8 weights rows become integers instead, and products are those of `integer_product`.
+    `static_rows`. With int8 weights rows become integers instead, and products are those of `integer_product`. With
+    weights in an MX format n and the intermediate are rounded to bfloat16 and then to MXFP8.
     """
     normalised = widened(x)
     if norm_bias is not None:
@@ -546,19 +481,27 @@ def mlp_reference(
         normalised = normalised / np.sqrt((normalised * normalised).mean(axis=-1, keepdims=True) + eps)
         normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
     deferred = None
-    as_integers = quantises_rows and w_up.dtype == np.int8
+    as_integers, as_mx = quantises_rows and w_up.dtype == np.int8, stores_mx(w_up)
+    gate_rows = None
+    hidden, width = x.shape[1], w_up.shape[1]
     row_scale = w_up_input_scale
     if w_gate_input_scale is not None:
         row_scale = np.maximum(w_gate_input_scale, w_up_input_scale)
     if as_integers:
         normalised = normalised.astype(x.dtype)
+    elif as_mx:
+        gate_rows = normalised.astype(nl.bfloat16).astype(normalised.dtype)
+        normalised = round_to_mx_reference(normalised)
+        if w_gate is not None:
+            w_gate, w_gate_scales = widen_mx_reference(w_gate, w_gate_scales, hidden), None
+        w_up, w_up_scales = widen_mx_reference(w_up, w_up_scales, hidden), None
+        w_down, w_down_scales = widen_mx_reference(w_down, w_down_scales, width), None
     elif quantises_rows and row_scale is not None:
         normalised = static_rows_reference(normalised, row_scale, w_up.dtype, x.dtype, x.dtype)
     elif quantises_rows:
         codes, row_scales = quantise_rows_reference(normalised, w_up.dtype, x.dtype, x.dtype)
         normalised = codes * row_scales
         deferred = row_scales if w_gate is not None and b_up is None else np.ones_like(row_scales)
-    hidden, width = x.shape[1], w_up.shape[1]
     up = widen_nibbles_reference(w_up, hidden, w_up_zeros)
     inner = product_reference(normalised, up, w_up_scales, as_integers, row_scale) + widened_or_zero(b_up)
     if w_gate is None:
@@ -571,6 +514,8 @@ def mlp_reference(
     w_down = widen_nibbles_reference(w_down, width, w_down_zeros)
     if as_integers:
         inner = inner.astype(x.dtype)
+    elif as_mx:
+        inner = round_to_mx_reference(inner)
     elif deferred is not None:
         codes, inner_scales = quantise_rows_reference(inner / deferred, w_up.dtype, x.dtype)
         inner = codes * (inner_scales * deferred)
@@ -582,7 +527,8 @@ def mlp_reference(
         if as_integers:
             numbers, row_scales = integer_rows_reference(normalised, row_scale)
             normalised = numbers * row_scales
-        y = y / (1 + np.exp(-(normalised @ widened(row_gate))))
+        gate_rows = normalised if gate_rows is None else gate_rows
+        y = y / (1 + np.exp(-(gate_rows @ widened(row_gate))))
     return (widened_or_zero(x if residual else None) + y).astype(x.dtype)
 
 

@@ -48,8 +48,9 @@ import numpy as np
 from nki_kernels.conv2d import conv2d_reference
 from nki_kernels.convolution.upsampled import PHASES, convolve_upsampled
 from nki_kernels.cores import find_core_range
-from nki_kernels.mlp import activation_function, activation_reference, expect_row
+from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.projection.feed_forward_weights import expect_row
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 cores = (1, 2)
