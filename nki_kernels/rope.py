@@ -98,13 +98,13 @@ def gather(table, row_numbers):
     return load(table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers), table.dtype)
 
 
-def rotate(result, tile, cosines, sines, head):
+def rotate(result, tile, cosines, sines, head, engine=nisa.engine.vector):
     """Write an SBUF tile [rows, heads * D] to `result`, the first R elements of each head turned, the others copied.
 
     These elements are cut in halves a and b: a' = a * c - b * s, b' = b * c + a * s. `result` is an SBUF tile
     of the same shape.
 
-    head: D. cosines, sines: c and s, SBUF tiles [rows, R/2], the same for every head.
+    head: D. cosines, sines: c and s, SBUF tiles [rows, R/2], the same for every head. engine: Vector or GpSimd.
     """
     rows, width = tile.shape
     heads = width // head
@@ -114,24 +114,36 @@ def rotate(result, tile, cosines, sines, head):
     target = result.reshape((rows, heads, head))
     halves = source[:, :, 0 : 2 * half].reshape_dim(2, (2, half))
     with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=with_cos, data1=halves, data2=broadcast_to_heads(cosines, heads), op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=with_cos, data1=halves, data2=broadcast_to_heads(cosines, heads), op=nl.multiply, engine=engine
+    )
     with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=with_sin, data1=halves, data2=broadcast_to_heads(sines, heads), op=nl.multiply)
-    combine_halves(target[:, :, 0 : 2 * half].reshape_dim(2, (2, half)), with_cos, with_sin)
+    nisa.tensor_tensor(
+        dst=with_sin, data1=halves, data2=broadcast_to_heads(sines, heads), op=nl.multiply, engine=engine
+    )
+    combine_halves(target[:, :, 0 : 2 * half].reshape_dim(2, (2, half)), with_cos, with_sin, engine)
     if 2 * half < head:
         nisa.tensor_copy(dst=target[:, :, 2 * half : head], src=source[:, :, 2 * half : head])
 
 
-def combine_halves(result, with_cos, with_sin):
+def combine_halves(result, with_cos, with_sin, engine=nisa.engine.vector):
     """Write the turned halves a' = a * c - b * s and b' = b * c + a * s to `result`, [rows, heads, 2, R/2] in SBUF.
 
-    with_cos, with_sin: a and b, times c and times s, float32 tiles of the same shape in SBUF.
+    with_cos, with_sin: a and b, times c and times s, float32 tiles of the same shape in SBUF. engine: Vector or GpSimd.
     """
     nisa.tensor_tensor(
-        dst=result[:, :, 0, :], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
+        dst=result[:, :, 0, :],
+        data1=with_cos[:, :, 0, :],
+        data2=with_sin[:, :, 1, :],
+        op=nl.subtract,
+        engine=engine,
     )
     nisa.tensor_tensor(
-        dst=result[:, :, 1, :], data1=with_cos[:, :, 1, :], data2=with_sin[:, :, 0, :], op=nl.add
+        dst=result[:, :, 1, :],
+        data1=with_cos[:, :, 1, :],
+        data2=with_sin[:, :, 0, :],
+        op=nl.add,
+        engine=engine,
     )
 
 

@@ -55,7 +55,8 @@ class Heads(nl.NKIObject):
     bias: [row, column] float32 in SBUF, or None. scales: [1, column] float32 @ HBM, those of the weight's columns;
     None for a plain weight. column_scales: [row, column] float32 in SBUF, the scales of the columns that
     `load_scales` loaded last, on every row; None before, and for a plain weight. loaded_angles: what `load_angles`
-    returned for the only tile of few rows, if it is loaded before the product, else None.
+    returned for the next tile, if its angles are loaded before the product, else None. rotation_engine: Vector or
+    GpSimd. queue: queue of `dma` on which results are stored.
     """
 
     outputs: list
@@ -72,12 +73,13 @@ class Heads(nl.NKIObject):
     scales: nl.NkiTensor | None = None
     column_scales: nl.NkiTensor | None = None
     loaded_angles: tuple | None = None
+    rotation_engine: nisa.engine = nisa.engine.vector
+    queue: tuple = COMPILER
 
     def load_angles_ahead(self, rows):
         """Load the angles of `rows` rows, all that there are, if heads are rotated; `deliver` loads none then."""
         if self.angles.cos is not None:
-            runs = map_to_sequence(self.source, self.rank_rows, self.first_row, 0, rows)
-            self.loaded_angles = self.load_angles(runs, rows)
+            self.loaded_angles = self.load_angles(self.load_row_numbers(0, rows))
 
     def load_scales(self, columns, rows):
         """Load the scales of columns (first, end), if there are any, onto `rows` partitions."""
@@ -104,7 +106,9 @@ class Heads(nl.NKIObject):
             rotated = 0
         if rotated > 0:
             cosines, sines = (
-                self.load_angles(runs, rows) if self.loaded_angles is None else self.loaded_angles
+                self.load_angles(self.load_row_numbers(row, rows))
+                if self.loaded_angles is None
+                else self.loaded_angles
             )
         wide = finished
         if turned > 0:
@@ -125,22 +129,24 @@ class Heads(nl.NKIObject):
                 weight = None if norm.weight is None else norm.weight[0:rows, :]
                 normalise_heads(wide[:, start:end], weight, self.head, self.eps)
         if rotated > 0:
-            rotate(finished[:, 0:rotated], wide[:, 0:rotated], cosines, sines, self.head)
+            rotate(
+                finished[:, 0:rotated], wide[:, 0:rotated], cosines, sines, self.head, self.rotation_engine
+            )
         if rotated < turned:
             nisa.tensor_copy(dst=finished[:, rotated:turned], src=wide[:, rotated:turned])
         self.store(finished, runs, left)
 
-    def load_angles(self, runs, rows):
-        """Gather the cosines and the sines of the tokens of a tile into two new SBUF tiles [row, R/2] float32.
-
-        rows: rows of the tile. runs: list of (index, row, rows): `rows` consecutive tokens from `row` on in
-        the sequence are those of the tile from `index` on.
-        """
+    def load_row_numbers(self, first, rows):
+        """Load the positions of `rows` rows of the source from row `first` on: a new SBUF tile [row, 1] int32."""
         row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-        for start, row, count in runs:
+        for start, row, count in map_to_sequence(self.source, self.rank_rows, self.first_row, first, rows):
             nisa.dma_copy(
                 dst=row_numbers[start : start + count, :], src=self.angles.positions[row : row + count, :]
             )
+        return row_numbers
+
+    def load_angles(self, row_numbers):
+        """Gather the cosines and the sines of positions [row, 1] in SBUF into two new SBUF tiles [row, R/2] float32."""
         return gather(self.angles.cos, row_numbers), gather(self.angles.sin, row_numbers)
 
     def store(self, tile, runs, first_column):
@@ -157,8 +163,7 @@ class Heads(nl.NKIObject):
                 # Gathered rows lie in the order of pieces, so each run of consecutive rows takes a DMA of its own.
                 for first, row, count in runs:
                     columns = tile[first : first + count, start - first_column : end - first_column]
-                    queue = COMPILER
-                    transfer(output[row : row + count, start - left : end - left], columns, queue)
+                    transfer(output[row : row + count, start - left : end - left], columns, self.queue)
             left = right
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normalise
 from nki_kernels.tiles import PARTITIONS, filled, identity
+from nki_kernels.weights import is_e4m3
 
 REDUCED_COLUMNS = 256
 """Columns of magnitudes that one reduction takes; more are halved before."""
@@ -173,6 +174,14 @@ class IntermediateQuantiser(nl.NKIObject):
 def find_largest(element):
     """Return the largest number of float8_e4m3, 240, or of float8_e4m3fn, 448, for the dtype `element`."""
     return 240.0 if element == nl.float8_e4m3 else 448.0
+
+
+def check_fp8_weight(name, elements, scales):
+    """Raise AssertionError unless a weight @ HBM is float8_e4m3 or float8_e4m3fn, with scales; `name` is for messages."""
+    assert is_e4m3(elements.dtype) and scales is not None, (
+        f"quantises_rows takes a {name} of float8_e4m3 with scales; it is {elements.dtype} "
+        f"{'without' if scales is None else 'with'} scales; leave quantises_rows out"
+    )
 
 
 def create_row_quantiser(rows, hidden, dtype, element):

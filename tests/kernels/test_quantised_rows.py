@@ -14,7 +14,7 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from nki_kernels.projection.quantised_rows import quantise_rows_reference
-from tests.kernels.accuracy import in_order, last_place, named
+from tests.kernels.accuracy import as_tuple, in_order, last_place, named
 from tests.kernels.case import KernelCase, KernelTests, refuse, vary
 from tests.kernels.test_feed_forward import F32, FP8, INT8, quantised_block
 
@@ -33,11 +33,13 @@ def within_half_of_rounding(outputs: Sequence[np.ndarray], reference: Any, argum
     by a step, twice the largest rounding of one element. Independent roundings of K elements change a sum by sqrt(K /
     3) of the largest rounding of one, so one step is a third of them together for K = 127, and less for more.
     """
-    (output,) = outputs
-    truth = reference(*arguments).astype(np.float64)
-    unrounded = reference(*arguments[:-1], False).astype(np.float64)
-    bound = np.abs(truth - unrounded).max() / 2 + last_place(output.dtype, float(np.abs(truth).max()))
-    assert np.abs(output.astype(np.float64) - truth).max() <= bound
+    rounded = as_tuple(reference(*arguments))
+    for output, truth, plain in zip(
+        outputs, rounded, as_tuple(reference(*arguments[:-1], False)), strict=True
+    ):
+        truth, plain = truth.astype(np.float64), plain.astype(np.float64)
+        bound = np.abs(truth - plain).max() / 2 + last_place(output.dtype, float(np.abs(truth).max()))
+        assert np.abs(output.astype(np.float64) - truth).max() <= bound
 
 
 class TestQuantisedRows(KernelTests):
