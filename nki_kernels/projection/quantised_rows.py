@@ -177,7 +177,7 @@ def find_largest(element):
 
 
 def check_fp8_weight(name, elements, scales):
-    """Raise AssertionError unless a weight @ HBM is float8_e4m3 or float8_e4m3fn, with scales; `name` is for messages."""
+    """Raise AssertionError unless a weight @ HBM is float8_e4m3 or float8_e4m3fn and has scales; `name` is its name."""
     assert is_e4m3(elements.dtype) and scales is not None, (
         f"quantises_rows takes a {name} of float8_e4m3 with scales; it is {elements.dtype} "
         f"{'without' if scales is None else 'with'} scales; leave quantises_rows out"
