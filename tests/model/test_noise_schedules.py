@@ -20,6 +20,7 @@ from tests.model.schedule_oracles import (
     Recording,
     make_draws,
     once_shifted,
+    plan,
     read_recordings,
     record,
     round_square_roots,
@@ -186,6 +187,35 @@ def test_installed_diffusers_gives_the_recorded_trajectory(name: str) -> None:
     # Rescaling to zero SNR subtracts roots, which enlarges their errors.
     check_plan(trajectory, live, 64)
     check_images(name, live, is_equal=False)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sigmas is None])
+def test_plans_of_many_numbers_of_steps_are_those_of_installed_diffusers(name: str) -> None:
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    schedule, _ = read_case(CASES[name])
+    planned = 0
+    for steps in (1, 2, 3, 10, 16, 20, 28, 50, 61, 100, 127, 128, 129, 250, 499, 999, 1000):
+        if steps > schedule.most_steps:
+            break
+        case = replace(CASES[name], steps=steps)
+        try:
+            trajectory = schedule.plan(steps, case.tokens)
+        except ModelError:
+            assert steps in (1, 999, 1000), "only the ends of the range may be refused"
+            continue
+        with round_square_roots():
+            scheduler = plan(case)
+        timesteps = scheduler.timesteps.numpy()
+        if timesteps[-1] < 0 and "svd" not in name:
+            timesteps = timesteps[:-1]
+        recording = {"timesteps": timesteps, "scale": np.float32(trajectory.initial_scale)}
+        if hasattr(scheduler, "sigmas") and len(timesteps) == len(scheduler.timesteps):
+            recording["sigmas"] = scheduler.sigmas.numpy()[: len(timesteps) + 1]
+        check_plan(trajectory, recording, 8 if any(word in name for word in LOGARITHMS) else 0)
+        planned += 1
+    assert planned >= 3
 
 
 @pytest.mark.parametrize("name", CASES)
