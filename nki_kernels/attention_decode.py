@@ -41,6 +41,11 @@ Arguments:
                     b. Without k, v and block_tables
     k_scale, v_scale  [1, Hk] @ HBM, float32 > 0, or both None: a cached number stands for itself times the scale of its
                   head; with caches of int8 or float8_e4m3, see `cache.scales`
+    k_pages, v_pages  uint8 @ HBM, as `cache.nibble_pages` has them, or both None: the full pages, which block_tables
+                  names then. k_cache and v_cache [Q, block, Hk, D] are the pages that new tokens fill, and so are
+                  those of slots. A token attends to its own page there, and to earlier ones as 4 bits hold them; block
+                  is a power of two, D = 8, 16 … 128. `pack_pages` rounds a page once it is full
+    newest_tables  [B, M] @ HBM, int32: first the page of k_cache and v_cache that has each sequence's newest positions
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
@@ -105,6 +110,8 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_cache
+from nki_kernels.cache.nibble_pages import widen_pages_reference
+from nki_kernels.cache.packed_pages import PageArguments
 from nki_kernels.cache.scales import store_reference, use_reference
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
@@ -149,6 +156,9 @@ def attention_decode(
     cache_rows=None,
     k_scale=None,
     v_scale=None,
+    k_pages=None,
+    v_pages=None,
+    newest_tables=None,
 ):
     """Compute the attention of a batch's new tokens over its caches and themselves.
 
@@ -161,7 +171,10 @@ def attention_decode(
     expect_dims(2, q, "q [T, Hq * D]")
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
-    cache = create_cache(k_cache, v_cache, slots, block_tables, cache_rows, q.shape[0], stored)
+    pages = PageArguments(k_pages, v_pages, newest_tables)
+    if pages.is_given():
+        check_packed(window, position_group, k_scale)
+    cache = create_cache(k_cache, v_cache, slots, block_tables, cache_rows, q.shape[0], stored, pages)
     angle_rows = check_rope_positions(rope_positions, positions)
     step = DecodeStep(
         positions,
@@ -310,6 +323,16 @@ def check_options(sizes, step):
         )
 
 
+def check_packed(window, position_group, k_scale):
+    """Raise AssertionError if there is a window, a group of ranks that divide positions, or a static scale.
+
+    Pages of 4 bits go with none of these.
+    """
+    assert window is None and position_group is None and k_scale is None, (
+        "pages of 4 bits take no window, no position_group and no k_scale; leave these out"
+    )
+
+
 def check_sizes(sizes):
     """Raise AssertionError if a step has more heads, queries or positions than its tiles take.
 
@@ -358,6 +381,9 @@ def attention_decode_reference(
     cache_rows: np.ndarray | None = None,
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
+    k_pages: np.ndarray | None = None,
+    v_pages: np.ndarray | None = None,
+    newest_tables: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute o [T, Hq * D] with NumPy, by a float32 softmax over all visible positions, head by head.
 
@@ -366,6 +392,9 @@ def attention_decode_reference(
     all positions and the query heads of all ranks.
     """
     paged = block_tables is not None
+    packed = None
+    if k_pages is not None and v_pages is not None:
+        packed = widen_pages_reference(k_pages, v_pages, q.dtype)
     tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if paged else k_cache.shape[1:3])
     if cache_rows is not None:
         k_cache, v_cache = k_cache[cache_rows[:, 0]], v_cache[cache_rows[:, 0]]
@@ -401,7 +430,13 @@ def attention_decode_reference(
         if block_tables is None:
             cached = k_cache[sequence].swapaxes(1, 2), v_cache[sequence]
         else:
-            pages = (cache[block_tables[sequence]] for cache in (k_cache, v_cache))
+            pages = [cache[block_tables[sequence]] for cache in packed or (k_cache, v_cache)]
+            if newest_tables is not None:
+                earlier, newest = before // k_cache.shape[1], newest_tables[sequence, 0]
+                pages = [
+                    np.concatenate([full[:earlier], cache[[newest]].astype(full.dtype)])
+                    for full, cache in zip(pages, (k_cache, v_cache))
+                ]
             cached = tuple(rows.reshape(-1, kv_heads, depth).swapaxes(0, 1) for rows in pages)
         keys, values = (use_reference(old[:, :before], scale) for old, scale in zip(cached, scales))
         if fresh:

@@ -21,7 +21,8 @@ Arguments:
     block_tables   [A, N] int32 @ HBM, pages of the sequences that decode
     prompt_tables  [B, M] int32 @ HBM, pages of the prompts
     prefix         compile-time int, the cached positions of each prompt that are read
-    window, softcap, sinks, k_scale, v_scale  as in attention_decode
+    window, softcap, sinks, k_scale, v_scale, k_pages, v_pages, newest_tables  as in attention_decode; prompts with
+                   pages of 4 bits as in attention_prefill
     returns o      [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
 Layout, tiling
@@ -46,9 +47,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.attention_decode import attention_decode_reference, compute_sizes
+from nki_kernels.attention_decode import attention_decode_reference, check_packed, compute_sizes
 from nki_kernels.attention_prefill import attend_prompts, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
+from nki_kernels.cache.packed_pages import PageArguments
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
@@ -79,6 +81,9 @@ def attention_mixed(
     sinks=None,
     k_scale=None,
     v_scale=None,
+    k_pages=None,
+    v_pages=None,
+    newest_tables=None,
 ):
     """Compute attention of decoding sequences and of prompts in one launch, on paged caches.
 
@@ -92,7 +97,10 @@ def attention_mixed(
     decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
     tokens = slice_rows(q, decode_rows), slice_rows(k, decode_rows), slice_rows(v, decode_rows)
     decode_slots = None if k is None else slice_rows(slots, decode_rows)
-    cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
+    pages = PageArguments(k_pages, v_pages, newest_tables)
+    if pages.is_given():
+        check_packed(window, None, k_scale)
+    cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None, pages)
     # A window that covers all positions of the tables is none.
     shorter, decode_positions = (
         drop_covering_window(window, cache.capacity),
@@ -101,7 +109,8 @@ def attention_mixed(
     step = DecodeStep(decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
     sizes = compute_sizes(tokens, cache, step, num_kv_heads)
     prompt_tokens = slice_rows(q, prompt_rows), slice_rows(k, prompt_rows), slice_rows(v, prompt_rows)
-    prompt_cache = create_prompt_cache(k_cache, v_cache, slice_rows(slots, prompt_rows), prompt_tables, None)
+    prompt_slots, prompt_pages = slice_rows(slots, prompt_rows), PageArguments(k_pages, v_pages)
+    prompt_cache = create_prompt_cache(k_cache, v_cache, prompt_slots, prompt_tables, None, prompt_pages)
     shorter = drop_covering_window(window, prefix + (q.shape[0] - decoding) // prompt_cache.sequences)
     prompt_step = PromptStep(scale, prefix, slice_rows(positions, prompt_rows), shorter, softcap, sinks)
     check_prefill(prompt_tokens, prompt_cache, prompt_step, num_kv_heads)
@@ -165,6 +174,9 @@ def attention_mixed_reference(
     sinks: np.ndarray | None = None,
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
+    k_pages: np.ndarray | None = None,
+    v_pages: np.ndarray | None = None,
+    newest_tables: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute o [T, Hq * D] with NumPy: attention_decode's reference for the first rows, then attention_prefill's.
 
@@ -193,6 +205,9 @@ def attention_mixed_reference(
                 *options,
                 k_scale=k_scale,
                 v_scale=v_scale,
+                k_pages=k_pages,
+                v_pages=v_pages,
+                newest_tables=newest_tables,
             )
         else:
             cache_arguments = positions[row_slice], prefix, slots[row_slice], prompt_tables
@@ -208,6 +223,8 @@ def attention_mixed_reference(
                 *options,
                 k_scale=k_scale,
                 v_scale=v_scale,
+                k_pages=k_pages,
+                v_pages=v_pages,
             )
         outputs.append(done if isinstance(done, np.ndarray) else done[0])
     o = np.concatenate(outputs)

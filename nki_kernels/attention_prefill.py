@@ -35,6 +35,8 @@ Arguments:
                   sequence b. Without a prefix
     k_scale, v_scale  [1, Hk] float32 @ HBM or both None: a cached number stands for itself times the scale of its head;
                   with caches of int8 or float8_e4m3, see `cache.scales`
+    k_pages, v_pages  uint8 @ HBM or both None: pages of 4 bits, as in attention_decode. New tokens begin a page, and
+                  read earlier pages, those among themselves included, as 4 bits hold them
     returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
 
 Layout
@@ -100,6 +102,8 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_prompt_cache
+from nki_kernels.cache.nibble_pages import round_reference, widen_pages_reference
+from nki_kernels.cache.packed_pages import PageArguments
 from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
@@ -143,6 +147,8 @@ def attention_prefill(
     cache_rows=None,
     k_scale=None,
     v_scale=None,
+    k_pages=None,
+    v_pages=None,
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
@@ -151,7 +157,8 @@ def attention_prefill(
     module docstring describes the arguments and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, q, "q [T, Hq * D]")
-    cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
+    pages = PageArguments(k_pages, v_pages)
+    cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows, pages)
     assert cache_rows is None or (k is not None and prefix == 0), (
         "cache_rows name rows that k and v are written to from position 0 on: give k and v, and no prefix"
     )
@@ -256,11 +263,13 @@ class HeadLoads(nl.NKIObject):
         for head in self.heads[self.cleaned :]:
             if head.first >= i + tuning.cleaned_ahead:
                 return
-            if prompts.step.causal or prompts.prefix > 0 or prompts.scales is not None:
+            if prompts.step.causal or prompts.cached_keys > 0 or prompts.scales is not None:
                 # With a prefix `load_head` has cleaned them, because the first key fills places that are not valid.
-                if prompts.prefix == 0:
+                if prompts.cached_keys == 0:
                     clean_new_keys(prompts, head, choose_cleaning_engine(i))
-                schedule_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
+                # The first span of pages of 4 bits has few keys, so that its product with values comes early.
+                values_after = tuning.values_after if prompts.page == 0 else 0
+                schedule_loads(self.agenda, time, values_after, clean_new_values, head)
             if not needs_late_stores(prompts):
                 schedule_loads(self.agenda, time, tuning.cache_after, store_new, head)
             self.cleaned += 1
@@ -288,17 +297,17 @@ def load_head(prompts, heads, queries, first, engine):
         prompts.cache.load_stored(prompts, head)
     else:
         load_new_keys(prompts, head)
-    if prompts.prefix > 0:
+    if prompts.cached_keys > 0:
         clean_new_keys(prompts, head, engine)
         # All heads of a sequence have the same valid positions and pages, which are found once for all of them.
         same_sequence = heads and heads[-1].sequence == head.sequence
         head.take_cached(heads[-1].cached if same_sequence else Cached(prompts, head.sequence))
-    for block in range(0, prompts.prefix // PARTITIONS, LOADED_BLOCKS):
+    for block in range(0, prompts.cached_keys // PARTITIONS, LOADED_BLOCKS):
         load_cached(prompts, head, block)
     # New values are loaded behind all keys, because the scores need only keys.
     if not prompts.stored:
         load_new_values(prompts, head)
-        if prompts.share.both_load and prompts.prefix > 0 and not needs_late_stores(prompts):
+        if prompts.share.both_load and prompts.cached_keys > 0 and not needs_late_stores(prompts):
             # Each core reads the whole prefix, which may cover the places where the other one writes its new positions.
             wait_for_reads(prompts.cache)
     return head
@@ -338,12 +347,23 @@ def attention_prefill_reference(
     cache_rows: np.ndarray | None = None,
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
+    k_pages: np.ndarray | None = None,
+    v_pages: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 
     Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v o alone is
     returned.
     """
+    if k_pages is not None and v_pages is not None:
+        assert k is not None and v is not None and block_tables is not None and slots is not None
+        old = widen_pages_reference(k_pages, v_pages, q.dtype)
+        first = positions if prefix else None
+        o = attend_pages_reference((q, k, v), old, block_tables, scale, first, softcap, sinks)
+        index = np.divmod(slots[:, 0], k_cache.shape[1])
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            cache[index] = new.reshape(len(new), *cache.shape[2:])
+        return o, k_cache, v_cache
     sequences = len(k_cache if block_tables is None else block_tables)
     rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]
     sequences = sequences if cache_rows is None else len(rows)
@@ -399,3 +419,55 @@ def attention_prefill_reference(
         results.append(o.transpose(2, 0, 1, 3).reshape(len(queries), -1))
     o = np.concatenate(results).astype(q.dtype)
     return o if k is None else (o, k_cache, v_cache)
+
+
+def attend_pages_reference(
+    tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
+    pages: tuple[np.ndarray, np.ndarray],
+    block_tables: np.ndarray,
+    scale: float,
+    positions: np.ndarray | None,
+    softcap: float | None,
+    sinks: np.ndarray | None,
+) -> np.ndarray:
+    """Compute o of prompts with pages of 4 bits, page by page: a contiguous cache has the rounded earlier pages.
+
+    Args:
+        tokens: q, k and v.
+        pages: widened keys and values, [P, page, Hk, D] each.
+        block_tables: pages of each sequence.
+        scale: factor of the scores.
+        positions: of the tokens, or None if no position is cached.
+        softcap: as of the kernel.
+        sinks: as of the kernel.
+    """
+    sequences, (_, page, heads, depth) = len(block_tables), pages[0].shape
+    results = []
+    for b in range(sequences):
+        q, k, v = (np.split(rows, sequences)[b] for rows in tokens)
+        valid = 0 if positions is None else int(np.split(positions, sequences)[b][0, 0])
+        keys, values = (
+            cache[block_tables[b]].reshape(-1, heads, depth)[:valid].transpose(1, 0, 2) for cache in pages
+        )
+        for first in range(0, len(q), page):
+            new = slice(first, first + page)
+            caches = [np.pad(old, ((0, 0), (0, page), (0, 0))) for old in (keys, values)]
+            o, *_ = attention_prefill_reference(
+                q[new],
+                caches[0].transpose(0, 2, 1)[None].copy(),
+                caches[1][None].copy(),
+                scale,
+                k[new],
+                v[new],
+                positions=np.full((len(q[new]), 1), valid + first, np.int32),
+                prefix=valid + first,
+                softcap=softcap,
+                sinks=sinks,
+            )
+            results.append(o)
+            rounded = round_reference(*(rows[new].reshape(-1, heads, depth) for rows in (k, v)))
+            keys, values = (
+                np.concatenate([old, rows.astype(q.dtype).transpose(1, 0, 2)], axis=1)
+                for old, rows in zip((keys, values), rounded)
+            )
+    return np.concatenate(results)

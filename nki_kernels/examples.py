@@ -63,6 +63,9 @@ EXAMPLES = {
     ),
     "per_layer_input": ("f32[4,256]", "bf16[256,64]", "f32[4,192]", "bf16[64,256]", "64"),
     "copy_pages": ("bf16[9,4,2,8]", "bf16[9,4,2,8]", _NUMBER, _NUMBER),
+    "pack_pages": (
+        *("u8[3,20,1,32]", "u8[3,16,1,36]", "bf16[2,16,1,64]", "bf16[2,16,1,64]", _NUMBER, _NUMBER),
+    ),
     "router": ("f32[4,256]", "f32[1,256]", "bf16[256,16]", "1e-5", "2"),
     "experts_decode": ("residual=f32[1,256]", *_EXPERTS),
     "experts_prefill": ("residual=f32[1,256]", *_EXPERTS),

@@ -38,6 +38,8 @@ class SchedulerOptions:
             batching).
         speculative_tokens: The largest number of draft tokens of a request in a step, if budget and pages suffice.
         prompts_at_once: The largest number of requests that start in a step, or 0 for no limit.
+        whole_pages: Whether each chunk but the last one of a request's tokens ends with a page, so that chunks of
+            several tokens begin with one.
 
     Raises:
         ModelError: `max_num_seqs` is below 1, or above `max_num_batched_tokens`.
@@ -50,6 +52,7 @@ class SchedulerOptions:
     continuous: bool = True
     speculative_tokens: int = 0
     prompts_at_once: int = 0
+    whole_pages: bool = False
 
     def for_windows(self, max_model_len: int) -> SchedulerOptions:
         """Return the options for a model that encodes a window of speech with each prompt.
@@ -447,6 +450,8 @@ class Scheduler:
             if tokens > budget and not options.chunked_prefill:
                 break
             tokens = self._limit_chunk(request, first, min(tokens, budget))
+            if not tokens:
+                break
             while not (
                 started := self.cache.start(request, cached, first + tokens, batch.copies)
             ) and self._outranks(request):
@@ -463,8 +468,11 @@ class Scheduler:
     def _limit_chunk(self, request: Request, first: int, tokens: int) -> int:
         """Return how many tokens from position `first` on, at most `tokens`, form a chunk.
 
-        With recurrent layers and prefix caching, a chunk ends at the next position at which the state is kept.
+        With recurrent layers and prefix caching, a chunk ends at the next position at which the state is kept. With
+        `whole_pages` it ends with a page, or has no token if the budget is less than a page.
         """
+        if self.options.whole_pages and first + tokens < len(request.tokens):
+            return max(0, (first + tokens) // self.cache.block_size * self.cache.block_size - first)
         if not self.options.chunked_prefill or tokens < 2:
             return tokens
         distance = self.cache.count_tokens_to_snapshot(request, first)

@@ -23,7 +23,7 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
-from model.layers.cache import Cache, create_cache
+from model.layers.cache import Cache, FullPages, create_cache, create_full_pages
 from model.layers.cache_formats import AUTO
 from model.layers.launch import (
     PARTITIONS,
@@ -74,11 +74,15 @@ class Attention(AttentionHeads):
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache of keys and values of a rank's heads; () for a layer that reads the cache of an `owner`."""
-        return () if self.owner is not None else (self._cache(step),)
+        return () if self.owner is not None else self.read_caches(step)
 
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the one cache that the layer reads: its own, or its `owner`'s cache, which `caches` leaves out."""
-        return (self._cache(step),)
+        """Return the cache that the layer reads: its own, or its `owner`'s cache, which `caches` leaves out.
+
+        If full pages have four bits, they are a cache of their own.
+        """
+        pages = self._full_pages(step)
+        return (self._cache(step),) if pages is None else (pages.packed, pages.newest)
 
     def _cache(self, step: StepShape) -> Cache:
         """Return the cache that the layer reads: of its `owner`, of the layer itself, or of the whole encoder.
@@ -89,6 +93,23 @@ class Attention(AttentionHeads):
         name = self.owner or (self.name if self.heads.causal else ENCODED)
         step = step if self.heads.causal else replace(step, cache_dtype=AUTO)
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
+
+    def _full_pages(self, step: StepShape) -> FullPages | None:
+        """Return the full pages of four bits, with the cache of newer ones; None if all positions are stored alike."""
+        if not self.heads.causal:
+            return None
+        return create_full_pages(self.name, self.heads.layout(step.ranks), self.heads.head_dim, step)
+
+    def _list_cache_arguments(self, step: StepShape) -> dict[str, Argument]:
+        """Return the kernel arguments for the cache, by parameter name."""
+        return (self._full_pages(step) or self._cache(step)).arguments
+
+    def _count_cached_bytes(self, step: StepShape) -> float:
+        """Return the bytes of a cached position of a rank's heads, keys and values together."""
+        pages = self._full_pages(step)
+        if pages is not None:
+            return pages.packed.page_bytes / step.block_size
+        return 2.0 * self._describe_projected(step)[1].shape[1] * self._cache(step).arrays[0].dtype.itemsize
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the functions that compute a rank's rotary tables and scales of the cache, by array name."""
@@ -130,16 +151,21 @@ class Attention(AttentionHeads):
         """
         if step.phase is Phase.prefill:
             attend = self._prefill(step) if step.decoding is None else self._attend_mixed(step, step.decoding)
-            return [*self._project(step), attend, *self._project_output(step)]
+            return [*self._project(step), attend, *self._pack(step), *self._project_output(step)]
         attends = [self._decode(step, sequences, repeat) for sequences, repeat in split_sequences(step)]
-        if self._is_block and self._is_read_by_block(step):
+        if self._is_block and self._is_read_by_block(step) and self._full_pages(step) is None:
             blocks = [
                 self._decode_block(step, sequences, repeat) for sequences, repeat in split_sequences(step)
             ]
             # Separate launches do not help if attention itself is refused for the same reason.
             if all(block.refusal in (None, attend.refusal) for block, attend in zip(blocks, attends)):
                 return blocks
-        return [*self._project(step), *attends, *self._project_output(step)]
+        return [*self._project(step), *attends, *self._pack(step), *self._project_output(step)]
+
+    def _pack(self, step: StepShape) -> list[Launch]:
+        """Return the launch that rounds full pages to four bits; an empty list if all positions are stored alike."""
+        pages = self._full_pages(step)
+        return [] if pages is None else [pages.pack()]
 
     def _limit_window(self, length: int) -> int | None:
         """Return the layer's attention window if it is shorter than `length` positions; None if it limits nothing."""
@@ -155,14 +181,20 @@ class Attention(AttentionHeads):
 
         If `positions` count from the first page of a window, `rope_positions` are the positions in the sequence.
         """
-        cache, length = self._cache(step), step.for_window(self.heads.window).cache_length
-        rope_positions = replace(cache.positions, name="positions")
+        length = step.for_window(self.heads.window).cache_length
+        positions = self._describe_positions(step)
+        rope_positions = replace(positions, name="positions")
         return {
-            **cache.arguments,
-            "positions": cache.positions,
+            **self._list_cache_arguments(step),
+            "positions": positions,
             **self._list_score_arguments(step, self._limit_window(length)),
-            **({} if cache.positions == rope_positions else {"rope_positions": rope_positions}),
+            **({} if positions == rope_positions else {"rope_positions": rope_positions}),
         }
+
+    def _describe_positions(self, step: StepShape) -> Value:
+        """Return the positions of new tokens, counted as the block tables of the cache, or of full pages, count."""
+        pages = self._full_pages(step)
+        return (self._cache(step) if pages is None else pages.packed).positions
 
     def _prefill(self, step: StepShape) -> Launch:
         """Return the launch of `attention_prefill`: attention of prompts' tokens to these and their cached prefixes.
@@ -177,21 +209,21 @@ class Attention(AttentionHeads):
         operations = 4.0 * q.shape[1] * pairs
         # Activations are the queries, the outputs and, without an owner, the new keys and values.
         activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
-        cached = 2 * k.shape[1] * (tokens + step.sequences * window_step.prefix)
-        moved = step.activations.itemsize * activations + cache.arrays[0].dtype.itemsize * cached
+        cached = self._count_cached_bytes(step) * (tokens + step.sequences * window_step.prefix)
+        moved = step.activations.itemsize * activations + cached
         window = self._limit_window(window_step.prefix + tokens // step.sequences)
         return Launch(
             "attention_prefill",
             {
                 "q": q,
                 **self._list_written_arguments(k, v),
-                **cache.arguments,
+                **self._list_cache_arguments(step),
                 "scale": self.heads.score_scale,
                 "num_kv_heads": self._count_kv_heads(step),
                 "prefix": window_step.prefix,
                 **self._list_score_arguments(step, window),
                 "causal": self.heads.causal,
-                **({"positions": cache.positions} if step.prefix else {}),
+                **({"positions": self._describe_positions(step)} if step.prefix else {}),
             },
             self._list_result_names(cache),
             LeastWork(operations, float(moved), operations),
@@ -207,7 +239,6 @@ class Attention(AttentionHeads):
         """
         prompts = self._prefill(step.prompts)
         q, k, v = self._describe_projected(step)
-        cache = self._cache(step)
         length = decoding.for_window(self.heads.window).cache_length
         prefix = step.for_window(self.heads.window).prefix
         window = self._limit_window(max(length, prefix + step.new_tokens))
@@ -216,8 +247,8 @@ class Attention(AttentionHeads):
             {
                 "q": q,
                 **self._list_written_arguments(k, v),
-                **cache.arguments,
-                "positions": cache.positions,
+                **self._list_cache_arguments(step),
+                "positions": self._describe_positions(step),
                 "scale": self.heads.score_scale,
                 "decoding": decoding.tokens,
                 "num_kv_heads": self._count_kv_heads(step),
@@ -271,11 +302,10 @@ class Attention(AttentionHeads):
 
     def _count_decode_work(self, step: StepShape, sequences: int) -> LeastWork:
         """Return the least work of decode attention of `sequences` sequences, each with a full cache or window."""
-        q, k, _ = self._describe_projected(step)
+        q, _, _ = self._describe_projected(step)
         seen = sequences * self.heads.count_seen(step.cache_length)
-        itemsize = self._cache(step).arrays[0].dtype.itemsize
         operations = 4.0 * step.new_tokens * q.shape[1] * seen
-        return LeastWork(operations, 2.0 * k.shape[1] * seen * itemsize, operations)
+        return LeastWork(operations, seen * self._count_cached_bytes(step), operations)
 
     def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """Return the launch of `attention_block_decode`: norm, projections and attention of `sequences` sequences.
@@ -331,11 +361,41 @@ class Attention(AttentionHeads):
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         query, *new = self._project_heads(normed, span, numpy)
         keys, values = self._append_to_cache(new, states, numpy)
-        mixed = attend(query, keys, values, self.heads, span, numpy, self.sinks)
+        mixed = self._attend(query, keys, values, span, numpy)
         y = self._project_mixed(mixed, normed, numpy)
         if self.after is not None:
             y = self.after.reference(numpy.round(y), numpy)
         return numpy.round(x + y)
+
+    def _attend(
+        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, span: Span, numpy: Arithmetic
+    ) -> np.ndarray:
+        """Return the outputs of all heads, [tokens, heads * head_dim].
+
+        With pages of four bits, the tokens of each page attend to their own page as it is, and to rounded earlier ones.
+
+        Args:
+            query: [heads, tokens, head_dim].
+            keys: All keys, [key/value heads, positions, head_dim], the last of which are those of the tokens.
+            values: All values, like `keys`.
+            span: Positions of the tokens.
+            numpy: Arithmetic of the model.
+        """
+        if not (numpy.caching.format.packs_pages and self.heads.causal):
+            return attend(query, keys, values, self.heads, span, numpy, self.sinks)
+        end, page = keys.shape[1], numpy.caching.block_size
+        start = end - query.shape[1]
+        rounded = [numpy.round(array) for array in numpy.caching.round_pages(keys, values)]
+        outputs = []
+        for first in range(start // page * page, end, page):
+            last = min(end, first + page)
+            seen_keys, seen_values = (
+                np.concatenate([old[:, :first], new[:, first:last]], axis=1)
+                for old, new in zip(rounded, (keys, values))
+            )
+            rows = query[:, max(first, start) - start : last - start]
+            outputs.append(attend(rows, seen_keys, seen_values, self.heads, span, numpy, self.sinks))
+        return np.concatenate(outputs)
 
     def _append_to_cache(
         self, new: Sequence[np.ndarray], states: States, numpy: Arithmetic

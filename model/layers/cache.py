@@ -17,8 +17,8 @@ import numpy as np
 
 from model.config.heads import HeadLayout
 from model.layers.cache_formats import CACHE_FORMATS, CacheFormat, CacheScales
-from model.layers.launch import FLOAT32, INT32, Argument, Launch, LeastWork, StepShape, Value
-from model.layers.paged import STATES, CacheGroup, Slots, name_in_group
+from model.layers.launch import FLOAT32, INT32, UINT8, Argument, Launch, LeastWork, Phase, StepShape, Value
+from model.layers.paged import FULL_PAGES, NEWEST, STATES, CacheGroup, Slots, count_full_pages, name_in_group
 from model.layers.shard import Shard
 
 
@@ -164,6 +164,9 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
         window: Positions that a token attends to, if limited; the layer then uses the pages that the step has for this
             window, or else the common pages.
     """
+    if CACHE_FORMATS[step.cache_dtype].packs_pages:
+        assert window is None and step.block_size, "pages of four bits are for attention to all positions"
+        window = NEWEST
     if step.block_size:
         shape = (step.for_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
         cache = _create_keys_and_values(name, shape, shape, step, window)
@@ -172,6 +175,60 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
             name, (step.sequences, heads.kv_heads_of_rank, dim, step.cache_length), step, window
         )
     return _apply_format(cache, heads, step)
+
+
+@dataclass(frozen=True)
+class FullPages:
+    """Full pages of four bits, and the cache of the pages that new tokens fill.
+
+    newest  pages in the dtype of the activations, of the cache group NEWEST
+    packed  pages [pages, rows, heads of the rank, bytes] uint8, as `nki_kernels.cache.nibble_pages` has them
+    """
+
+    newest: Cache
+    packed: Cache
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """Kernel arguments by parameter name: the pages of both caches, and the indices of sequences in them.
+
+        `block_tables`, or `prompt_tables`, name full pages; `slots` and `newest_tables` the pages of `newest`.
+        """
+        step, newest = self.packed.step, self.newest.arguments
+        arguments = self.packed.arguments | {name: newest[name] for name in ("k_cache", "v_cache", "slots")}
+        if step.phase is Phase.decode or step.decoding is not None:
+            arguments["newest_tables"] = newest["block_tables"]
+        return arguments
+
+    def pack(self) -> Launch:
+        """Return the launch that packs the pages which the step's tokens fill, after attention has written to them."""
+        count = count_full_pages(self.packed.step)
+        arguments: dict[str, Argument] = dict(zip(self.packed.parameters, self.packed.arrays))
+        arguments |= dict(zip(self.newest.parameters, self.newest.arrays))
+        for parameter, name in zip(("sources", "destinations"), FULL_PAGES):
+            arguments[parameter] = Value(name, (count, 1), INT32)
+        work = LeastWork(0.0, float(count * (self.newest.page_bytes + self.packed.page_bytes)))
+        return Launch("pack_pages", arguments, self.packed.names, work, count)
+
+
+def create_full_pages(name: str, heads: HeadLayout, dim: int, step: StepShape) -> FullPages | None:
+    """Create the full pages of an attention layer; None for a format that stores all positions alike.
+
+    Args:
+        name: Beginning of the arrays' names: `<name>.key_pages` and `<name>.value_pages`.
+        heads: Division of key/value heads over the ranks.
+        dim: Elements of a head.
+        step: The step, with pages.
+    """
+    if not CACHE_FORMATS[step.cache_dtype].packs_pages:
+        return None
+    count, block, local_heads = step.pages, step.block_size, heads.kv_heads_of_rank
+    shapes = (count, block + 4, local_heads, dim // 2), (count, block, local_heads, dim // 2 + 4)
+    keys, values = (
+        Value(f"{name}.{array}_pages", shape, UINT8) for array, shape in zip(("key", "value"), shapes)
+    )
+    packed = Cache((keys, values), step, None, ("k_pages", "v_pages"))
+    return FullPages(create_cache(name, heads, dim, step), packed)
 
 
 def create_encoder_cache(name: str, heads: HeadLayout, dim: int, positions: int, step: StepShape) -> Cache:

@@ -27,6 +27,7 @@ from model.state import count_blocks_before
 
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
+UINT8 = np.dtype(np.uint8)
 
 
 PARTITIONS = 128

@@ -32,6 +32,22 @@ STATES = Slots.states
 CacheGroup = int | Slots | None
 """Window of the group's layers, None for layers without a window, or STATES for slots."""
 
+NEWEST = 1
+"""Cache group of the pages that new tokens fill where full pages have four bits.
+
+It is a window of one position: no token reads a page of this group before its own.
+"""
+
+FULL_PAGES = "full_page_sources", "full_page_destinations"
+"""Names of the step's arrays, [pages, 1] int32 each, with the pages that the step fills: their number among the newest
+pages and the number of the page of four bits to which they are packed."""
+
+
+def count_full_pages(step: StepShape) -> int:
+    """Return the most pages that the tokens of a step fill; a prompt of fewer tokens than a page counts as one."""
+    prompts = step.prompts.sequences * max(1, step.new_tokens // step.block_size)
+    return prompts + (0 if step.decoding is None else step.decoding.sequences)
+
 
 def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
     """Return the name that a step's array `name`, one of GROUP_ARRAYS, has for a cache group.

@@ -30,7 +30,9 @@ from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
-from model.layers.cache_formats import check_cache_dtype
+from model.families.packed_pages import check_packed_pages
+from model.layers.cache_formats import CACHE_FORMATS, check_cache_dtype
+from model.layers.paged import NEWEST
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.shipped import PRETRAINED, find_model_path
 from model.loading.tokenizer import Tokenizer
@@ -266,12 +268,17 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
     _check_groups(config, args)
     check_block_size(args.block_size)
     speculation = _Speculation.from_config(args.speculative_config)
+    packs_pages = CACHE_FORMATS[args.kv_cache_dtype].packs_pages
+    check_packed_pages(config, args.kv_cache_dtype)
+    if packs_pages:
+        _check_packing(args, speculation)
     options = SchedulerOptions(
         args.max_num_seqs,
         args.max_num_batched_tokens,
         chunked_prefill=args.enable_chunked_prefill,
         prefix_caching=args.enable_prefix_caching,
         speculative_tokens=speculation.tokens,
+        whole_pages=packs_pages,
     )
     if config.cross_positions:
         if speculation.tokens:
@@ -332,6 +339,7 @@ def _check_groups(config: ModelConfig, args: EngineArgs) -> None:
 def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> tuple[PagePool, ...]:
     """Return one empty page pool for each attention window of the models' layers, and one for layers without a window.
 
+    A cache format that packs full pages has one more, for the pages that new tokens fill.
     A window has no more pages than `max_num_seqs` sequences can use.
 
     Args:
@@ -347,11 +355,35 @@ def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int)
     if most < 1:
         raise ModelError(f"num_pages is {most}; at least 1 is needed")
     windows = dict.fromkeys(window for config in configs for window in config.list_windows(length))
+    if CACHE_FORMATS[args.kv_cache_dtype].packs_pages:
+        windows[NEWEST] = None
     limits = args.block_size, args.max_num_seqs, args.max_num_batched_tokens
     counts = (
         most if window is None else min(most, count_window_pages(window, *limits)) for window in windows
     )
     return tuple(PagePool(count, args.block_size, window) for count, window in zip(counts, windows))
+
+
+def _check_packing(args: EngineArgs, speculation: _Speculation) -> None:
+    """Check that steps of an engine suit pages of four bits.
+
+    Raises:
+        ModelError: There are draft tokens, or a step that decodes has no room for a page of a prompt.
+    """
+    if speculation.tokens:
+        raise ModelError(
+            f"kv_cache_dtype is '{args.kv_cache_dtype}', and pages of four bits take one new token of a sequence in a "
+            "step: leave speculative_config out, or use int8 or fp8",
+            "NKW-MODEL-OPTION",
+        )
+    least = args.max_num_seqs - 1 + args.block_size
+    if args.max_num_batched_tokens < least:
+        raise ModelError(
+            f"kv_cache_dtype is '{args.kv_cache_dtype}', and prompts are computed in whole pages of {args.block_size} "
+            f"positions: max_num_batched_tokens is {args.max_num_batched_tokens}; give {least} or more, or lower "
+            "block_size or max_num_seqs",
+            "NKW-MODEL-OPTION",
+        )
 
 
 def _create_slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:

@@ -122,7 +122,11 @@ class LoadedModel:
         return choose_cache_scales(self.folder, self.config, self.checkpoint, cache_format, path)
 
     def create_reference(
-        self, ranks: int = 1, kv_cache_dtype: str = AUTO, cache_scales: CacheScales = UNSCALED
+        self,
+        ranks: int = 1,
+        kv_cache_dtype: str = AUTO,
+        cache_scales: CacheScales = UNSCALED,
+        block_size: int = 0,
     ) -> ReferenceModel:
         """Return the model in NumPy.
 
@@ -130,8 +134,11 @@ class LoadedModel:
             ranks: activations are rounded as on a device of so many ranks.
             kv_cache_dtype: one of `CACHE_FORMATS`, in which it stores keys and values.
             cache_scales: their scales.
+            block_size: positions of a page, for a format that packs pages.
         """
-        caching = CacheRounding(CACHE_FORMATS[self.choose_cache_format(kv_cache_dtype)], cache_scales)
+        caching = CacheRounding(
+            CACHE_FORMATS[self.choose_cache_format(kv_cache_dtype)], cache_scales, block_size
+        )
         return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks, caching=caching)
 
 

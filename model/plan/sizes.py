@@ -411,7 +411,7 @@ def load_model(
         ModelError: the config cannot be read, the scheme does not fit it, no cache format has the name, or the model
             has more than 10**15 parameters.
     """
-    check_cache_dtype(cache_dtype)
+    check_cache_dtype(cache_dtype, has_pages=False)
     model = ModelSizes(quantise_config(config or read_config(path, family), quantization), cache_dtype)
     if model.total > _MAX_PARAMETERS:
         raise ModelError(

@@ -56,7 +56,7 @@ class KernelModel:
         lnc: int = 1,
         cache_scales: CacheScales = UNSCALED,
     ) -> None:
-        check_cache_dtype(kv_cache_dtype)
+        check_cache_dtype(kv_cache_dtype, has_pages=False)
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._cache_length = cache_length
         self._group_sequences = mesh.count_group_sequences(sequences)

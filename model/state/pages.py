@@ -110,6 +110,8 @@ class PagePool(Pool):
         if self.window is None:
             return next((block for block, key in enumerate(keys) if key not in self._entry_by_key), len(keys))
         end = len(keys)
+        if self.find_first_block(end) == end:
+            return end  # a token reads no page before its own
         for block in reversed(range(end)):
             if keys[block] not in self._entry_by_key:
                 end = block

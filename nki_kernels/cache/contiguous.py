@@ -51,6 +51,7 @@ class ContiguousCache(nl.NKIObject):
     tiles_per_position = 2
     shares_pages = False
     keeps_heads_together = False
+    newest_positions = 0
     slots_together = PARTITIONS
     """Cores that divide the slots cut them at multiples of this number only."""
 

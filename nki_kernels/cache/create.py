@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from nki_kernels.cache.contiguous import ContiguousCache
 from nki_kernels.cache.named_rows import RowCache
+from nki_kernels.cache.packed_pages import PackedPages
 from nki_kernels.cache.pages import PagedCache
 from nki_kernels.tiles import expect_dims
 
 
-def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stored=False):
+def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stored=False, pages=None):
     """Return the cache of a decode step, which the arguments describe.
 
-    It is a `PagedCache` with block_tables, a `RowCache` with cache_rows, else a `ContiguousCache`.
+    It is a `PackedPages` with pages of 4 bits, a `PagedCache` with block_tables, a `RowCache` with cache_rows, else a
+    `ContiguousCache`.
 
     Args:
         tokens: number of new tokens, T.
         stored: whether the cache has the new tokens' keys and values already, so that nothing is written.
+        pages: `PageArguments`, or None for a kernel that takes no pages of 4 bits.
 
     Raises:
         AssertionError: arguments do not fit together: slots without block_tables, cache_rows for a cache that is
-            written or paged, or shapes of another cache.
+            written or paged, pages of 4 bits without a newest page, or shapes of another cache.
     """
     if stored:
         assert slots is None, "slots come with k and v, which are written there; without k and v omit slots"
@@ -31,7 +34,13 @@ def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stor
         assert (slots is None) == (block_tables is None), (
             "slots and block_tables come together: pass both for paged caches, neither for contiguous ones"
         )
-    if block_tables is not None:
+    if pages is not None and pages.is_given():
+        assert slots is not None and pages.newest_tables is not None, (
+            "pages of 4 bits take k, v, slots, block_tables and newest_tables; pass all of them"
+        )
+        expect_dims(2, pages.newest_tables, "newest_tables [B, M]")
+        cache = create_packed(k_cache, v_cache, slots, block_tables, pages)
+    elif block_tables is not None:
         expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
         expect_dims(2, block_tables, "block_tables [B, N]")
         cache = PagedCache(k_cache, v_cache, slots, block_tables)
@@ -45,10 +54,11 @@ def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stor
     return cache
 
 
-def create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows):
+def create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows, pages=None):
     """Return the cache that prompts are read from and written to.
 
-    It is a `PagedCache` with slots and block_tables, a `RowCache` with cache_rows, else a `ContiguousCache`.
+    It is a `PackedPages` with pages of 4 bits, a `PagedCache` with slots and block_tables, a `RowCache` with
+    cache_rows, else a `ContiguousCache`. `pages` are `PageArguments`, or None for other caches.
 
     Raises:
         AssertionError: only one of slots and block_tables is given, cache_rows come with them, or a cache does not
@@ -66,7 +76,23 @@ def create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows):
     assert cache_rows is None, (
         "cache_rows name rows of contiguous caches; pages come with block_tables alone, so omit cache_rows"
     )
+    if pages is not None and pages.is_given():
+        return create_packed(k_cache, v_cache, slots, block_tables, pages)
     return PagedCache(k_cache, v_cache, slots, block_tables)
+
+
+def create_packed(k_cache, v_cache, slots, block_tables, pages):
+    """Return the `PackedPages` that arguments of a kernel describe, of which `pages` are the `PageArguments`.
+
+    The newest pages of prompts need no table: their new tokens begin a page.
+    """
+    expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
+    expect_dims(4, v_cache, "v_cache [pages, block, Hk, D]")
+    expect_dims(2, block_tables, "block_tables [B, N]")
+    tables = block_tables if pages.newest_tables is None else pages.newest_tables
+    return PackedPages(
+        PagedCache(k_cache, v_cache, slots, tables), pages.k_pages, pages.v_pages, block_tables
+    )
 
 
 def create_contiguous(k_cache, v_cache, cache_rows):

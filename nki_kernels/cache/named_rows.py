@@ -39,6 +39,7 @@ class RowCache(nl.NKIObject):
     tiles_per_position = 2
     shares_pages = False
     keeps_heads_together = False
+    newest_positions = 0
     slots_together = PARTITIONS
 
     def __init__(self, k_cache, v_cache, cache_rows, share=None):

@@ -63,6 +63,8 @@ class PagedCache(nl.NKIObject):
     """Whether a table may name pages of another core, as it may beyond the last position of its sequence."""
     keeps_heads_together = True
     """Whether the kv heads of a position are neighbours in HBM, so that cores do not divide them."""
+    newest_positions = 0
+    """Positions of a newest page that is a chunk of its own."""
 
     def __init__(self, k_cache, v_cache, slots, block_tables, share=None):
         self.k_cache, self.v_cache, self.slots, self.block_tables = k_cache, v_cache, slots, block_tables
@@ -268,7 +270,8 @@ class PagedCache(nl.NKIObject):
             for d in range(sizes.depth_tiles):
                 start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
                 height = stop - start
-                columns = tile[0:height, d, unit, :].reshape((height, PARTITIONS, sizes.full))
+                columns = tile[0:height, d, unit, 0 : sizes.full * PARTITIONS]
+                columns = columns.reshape((height, PARTITIONS, sizes.full))
                 columns = columns.permute((0, 2, 1))
                 # Four transposes of 128 columns fit into a PSUM bank in float32 too, and one copy empties it.
                 for first in range(chunks[0], chunks[1], TRANSPOSES_TOGETHER):
@@ -450,7 +453,7 @@ def compute_prefix_rows(prompts, table, page):
         table: block table of one sequence, [1, N] int32 in HBM.
         page: number of positions of a page.
     """
-    count = prompts.prefix // PARTITIONS
+    count = prompts.cached_keys // PARTITIONS
     per_block = PARTITIONS // page
     pages = filled((PARTITIONS, count), 0, nl.int32)
     for block in range(count):

@@ -193,6 +193,15 @@ class GroupLoads(nl.NKIObject):
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
         return self.launch.cache.view_by_unit(tile, self.launch.groups[group][0])
 
+    def widen_values(self, group):
+        """Convert the cached values of group number `group` to rows in their tile if the cache has pages of 4 bits.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
+        """
+        sizes = self.launch.sizes
+        if sizes.newest > 0:
+            self.launch.cache.widen_values(self.value_tiles[group % sizes.value_buffers], sizes)
+
     def transpose_group(self, group, half):
         """Transpose half of a group's keys from rows [position, D] to `key_tiles`: [D in tile, tile, unit, S] in SBUF.
 
@@ -208,9 +217,12 @@ class GroupLoads(nl.NKIObject):
         if not cache.transposes_keys or group >= len(groups):
             return
         box = groups[group][0]
-        rows = cache.view_by_unit(self.loaded_keys[group % sizes.key_buffers], box)
+        loaded = self.loaded_keys[group % sizes.key_buffers]
+        if half == 0 and sizes.newest > 0:
+            cache.widen_keys(loaded, sizes)
+        rows = cache.view_by_unit(loaded, box)
         tile = self.key_tiles[group % sizes.scored_buffers]
-        first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
+        first, last = sizes.full * half // 2, sizes.full // 2 if half == 0 else sizes.cached
         if nisa.get_nc_version() == nisa.nc_version.gen2 or sizes.operand != sizes.dtype:
             # One key that is not a number would spoil all of a chunk.
             clear_values(rows, select_valid_keys(self.seen_keys.mark_seen_keys(box)), first, last, sizes)

@@ -21,6 +21,7 @@ from nki_kernels.decode.softmax import (
     mark_causal_keys,
     mark_earlier_keys,
     mark_keys_in_window,
+    mark_keys_of_pages,
     mark_keys_up_to_tokens,
 )
 from nki_kernels.tiles import PARTITIONS, filled
@@ -160,7 +161,10 @@ class SeenKeys(nl.NKIObject):
             return mark_keys_up_to_tokens(
                 self.key_positions, self.select_first_positions(box), self.launch.sizes.new
             )
-        return mark_earlier_keys(self.key_positions, self.select_first_positions(box)).expand_dim(3)
+        firsts = self.select_first_positions(box)
+        if self.launch.sizes.newest > 0:
+            return mark_keys_of_pages(self.key_positions, firsts, self.launch.sizes).expand_dim(3)
+        return mark_earlier_keys(self.key_positions, firsts).expand_dim(3)
 
     def update_seen(self, box):
         """Set `seen` to the mask of a group's cached keys, within the window if any, and append the group to `valid`.

@@ -100,6 +100,8 @@ def clear_pieces(launch, loads, seen_keys, item, pieces):
     """
     group, sizes = launch.find_group(item), launch.sizes
     if item < launch.items and launch.is_first_of_group(item):
+        if pieces[0] == 0:
+            loads.widen_values(group)
         for piece in range(pieces[0], pieces[1]):
             first, last = sizes.cached * piece // CLEARED_IN, sizes.cached * (piece + 1) // CLEARED_IN
             clear_values(loads.view_cached_values(group), seen_keys.valid[group], first, last, sizes)

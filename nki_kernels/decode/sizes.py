@@ -77,8 +77,9 @@ class Sizes(nl.NKIObject):
 
     `ranks` divide the positions of a cache: `local_heads` of all `heads` are this rank's. `stored`: the caches hold
     the keys and values of the new tokens already, so none are new. `new`: new tokens of a sequence. `share`: query
-    heads of a kv head. `queries`: new * share. `full`: whole chunks of 128 cached positions; `remaining`: positions
-    after these. `cached`: chunks of cached keys; `chunks`: those and one of new keys. `units`: units of a group.
+    heads of a kv head. `queries`: new * share. `newest`: positions of a sequence's newest page, if it is a chunk of its
+    own, else 0. `full`: whole chunks of 128 cached positions; `remaining`: positions after these, or of the newest
+    page. `cached`: chunks of cached keys; `chunks`: those and one of new keys. `units`: units of a group.
     `width`: most queries of a unit that are scored together. `together`: heads that fit side by side on the
     partitions; `joined`: the largest number of these that divides `share`. `operand`: dtype in which products take
     cached keys and values.
@@ -109,9 +110,10 @@ class Sizes(nl.NKIObject):
         self.joined = self.together
         while self.share % self.joined > 0:
             self.joined = self.joined // 2
-        self.full = self.capacity // PARTITIONS
+        self.newest = cache.newest_positions
+        self.full = (self.capacity - self.newest) // PARTITIONS
         self.remaining = self.capacity - self.full * PARTITIONS
-        self.cached = blocks(self.capacity)
+        self.cached = self.full + (1 if self.remaining > 0 else 0)
         self.stored = stored
         self.chunks = self.cached + 1
         self.multiplied = self.cached if stored else self.chunks

@@ -145,6 +145,37 @@ def mark_earlier_keys(keys_at, first_positions):
     return result
 
 
+def mark_keys_of_pages(keys_at, first_positions, sizes):
+    """Return 1 where a key of full pages, or of the newest page, is before the new token of a unit, else 0.
+
+    The mask is [128, unit, chunk] uint8 in SBUF. Full pages count up to the page of the new token, whose earlier
+    keys are in the last chunk, one on a partition. A unit is one kv head of one sequence; a chunk is 128 positions.
+
+    Args:
+        keys_at: positions of the keys of full pages, [128, chunk] float32.
+        first_positions: position of the new token, [128, unit] float32.
+    """
+    full, units = sizes.full, first_positions.shape[1]
+    numbers = nl.ndarray(first_positions.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=numbers, src=first_positions)
+    offsets = nl.ndarray(first_positions.shape, dtype=nl.int32, buffer=nl.sbuf)
+    # The positions of a page are a power of two, so a mask gives the remainder exactly.
+    nisa.tensor_scalar(dst=offsets, data=numbers, op0=nl.bitwise_and, operand0=sizes.newest - 1)
+    starts = nl.ndarray(first_positions.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=starts, data1=first_positions, data2=offsets, op=nl.subtract)
+    seen = nl.ndarray((keys_at.shape[0], units, full + 1), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=seen[:, :, 0:full],
+        data1=keys_at[:, 0:full].expand_dim(1).broadcast(1, units),
+        data2=starts.expand_dim(2).broadcast(2, full),
+        op=nl.less,
+    )
+    partitions = nl.ndarray((keys_at.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=partitions, pattern=[[1, 1]], channel_multiplier=1)
+    nisa.tensor_scalar(dst=seen[:, :, full], data=offsets, op0=nl.greater, operand0=partitions)
+    return seen
+
+
 def create_masked_tiles(sizes):
     """Return two SBUF tiles for masked scores [128, unit, chunk, query] float32, filled with LOWEST.
 

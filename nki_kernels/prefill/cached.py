@@ -22,20 +22,20 @@ class Cached(nl.NKIObject):
     """Valid cached positions of one sequence, shared by its key/value heads.
 
     `count` is the number of valid positions, [128, 1] float32 @ SBUF, the same on every partition. Two uint8 predicates
-    in SBUF are 1 for valid positions: `keys` [128, prefix], every partition with all positions, and `values` [position
-    in block, block]. `rows` are the row numbers of the positions in a paged cache, [position in block, block]; None if
-    the cache is contiguous.
+    in SBUF are 1 for valid positions: `keys` [128, cached_keys], every partition with all positions, and `values`
+    [position in block, block]. `rows` are the row numbers of the positions in a paged cache, [position in block,
+    block]; None if the cache is contiguous.
     """
 
     def __init__(self, prompts, sequence):
         first = sequence * prompts.queries
         self.count = cast(load_repeated(prompts.positions[first : first + 1, :], PARTITIONS), nl.float32)
         # Positions of keys lie along the free dimension, so each partition holds the whole predicate.
-        self.keys = nl.ndarray((PARTITIONS, prompts.prefix), dtype=nl.uint8, buffer=nl.sbuf)
-        for start in range(0, prompts.prefix, COUNTED):
-            end = min(prompts.prefix, start + COUNTED)
+        self.keys = nl.ndarray((PARTITIONS, prompts.cached_keys), dtype=nl.uint8, buffer=nl.sbuf)
+        for start in range(0, prompts.cached_keys, COUNTED):
+            end = min(prompts.cached_keys, start + COUNTED)
             mark_below(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
-        count = prompts.prefix // PARTITIONS
+        count = prompts.cached_keys // PARTITIONS
         # Positions of values lie on the partitions, so their predicate is one column for each block.
         self.values = nl.ndarray((PARTITIONS, count), dtype=nl.uint8, buffer=nl.sbuf)
         mark_below(self.values, [[PARTITIONS, count]], 0, 1, self.count)

@@ -52,6 +52,9 @@ def check_prefill(tokens, cache, step, num_kv_heads):
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
         f"attention_prefill takes float32 or bfloat16, not {q.dtype}; cast q, k and v"
     )
+    assert cache.newest_positions == 0 or (
+        k is not None and step.causal and step.window is None and step.slopes is None
+    ), "pages of 4 bits take k and v, causal attention, no window and no slopes; leave these out"
     check_lengths(rows // sequences, q.dtype, cache, step)
     check_options(step, q.shape[1] // depth)
 
@@ -127,7 +130,8 @@ def check_lengths(tokens, dtype, cache, step):
         f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}; divide the prompt into chunks, "
         "with a prefix"
     )
-    keys = step.prefix + tokens
+    # Pages of 4 bits have new keys twice: as they are, and as later pages read them.
+    keys = step.prefix + tokens * (2 if cache.newest_positions > 0 else 1)
     size = 2 if dtype == nl.bfloat16 else 4
     block_bytes = (blocks(cache.depth) * PARTITIONS + cache.value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)

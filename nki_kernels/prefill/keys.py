@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.nibble_pages import compute_scales, invert_scales, round_to_steps
 from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.prefill.key_blocks import (
     LOADED_BLOCKS,
@@ -101,7 +102,10 @@ def clean_new_keys(prompts, head, engine):
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         for depth_range in prompts.depth_ranges:
             for piece in list_loaded_pieces(prompts, first):
-                clean_tile(prompts, view_new_keys(prompts, head, depth_range, piece), head, inverses, engine)
+                tile = view_new_keys(prompts, head, depth_range, piece)
+                clean_tile(prompts, tile, head, inverses, engine)
+                if prompts.rounded_keys > 0:
+                    round_new_keys(prompts, head, tile[:, :, 0, :], piece)
 
 
 def clean_new_values(launch, load):
@@ -113,18 +117,79 @@ def clean_new_values(launch, load):
     prompts, head = launch.prompts, load.head
     inverses = None if prompts.scales is None else prompts.scales.inverse_values
     for piece in list_loaded_pieces(prompts, load.first):
-        clean_tile(prompts, view_new_values(prompts, head, piece), head, inverses, nisa.engine.gpsimd)
+        tile = view_new_values(prompts, head, piece)
+        clean_tile(prompts, tile, head, inverses, nisa.engine.gpsimd)
+        if prompts.rounded_keys > 0:
+            round_new_values(prompts, head, tile, piece)
+
+
+def round_new_keys(prompts, head, tile, piece):
+    """Write the new keys of a `Piece`, as full pages of 4 bits store them, to the rounded keys in `head.keys`.
+
+    Keys of a page that is not full are left out, because no later token reads them.
+
+    Args:
+        tile: the new keys, [D, block, position] in SBUF.
+    """
+    page = prompts.page
+    used = piece.used // page * page
+    if used == 0:
+        return
+    pages = (used // page, page)
+    groups = tile[:, :, 0:used].reshape_dim(2, pages)
+    block = (prompts.cached_keys + piece.start) // PARTITIONS
+    target = head.keys[0 : tile.shape[0], block : block + piece.count, 0, 0:used].reshape_dim(2, pages)
+    write_rounded(target, groups, compute_scales(groups, nl.bfloat16), page)
+
+
+def round_new_values(prompts, head, tile, piece):
+    """Write the new values of a `Piece`, as full pages of 4 bits store them, to the rounded values in `head.values`.
+
+    Args:
+        tile: the new values, [position, block, D] in SBUF.
+    """
+    block = (prompts.cached_keys + piece.start) // PARTITIONS
+    depth = prompts.value_depth
+    target = head.values[0 : tile.shape[0], block : block + piece.count, 0:depth]
+    write_rounded(target, tile, compute_scales(tile, nl.float32), depth)
+
+
+def write_rounded(target, groups, scales, size):
+    """Write numbers rounded to 4 bits, times their scales, to `target` in SBUF.
+
+    Args:
+        target: tile of the shape of `groups`.
+        groups: numbers in SBUF, whose last axis has the `size` numbers of a group.
+        scales: scale of each group, in SBUF.
+    """
+    axis = len(groups.shape) - 1
+    steps = round_to_steps(groups, invert_scales(scales).expand_dim(axis).broadcast(axis, size))
+    nisa.tensor_tensor(
+        dst=target, data1=steps, data2=scales.expand_dim(axis).broadcast(axis, size), op=nl.multiply
+    )
 
 
 def clean_tile(prompts, tile, head, inverses, engine):
     """Set NaN and infinite elements of a tile of new keys or values of `head` to 0, in place.
 
+    Args:
+        inverses: 1 / scale of each head, [128, Hk] float32, or None. With them elements are rounded to what the cache
+            stores, unless it holds the new keys and values already.
+        engine: see `zero_not_finite`.
+    """
+    zero_not_finite(tile, engine)
+    if inverses is not None and not prompts.stored:
+        column = inverses[0 : tile.shape[0], head.number : head.number + 1]
+        round_to_cache(tile, column, prompts.scales.dtype)
+
+
+def zero_not_finite(tile, engine):
+    """Set NaN and infinite elements of a tile in SBUF to 0, in place.
+
     0 * x == 0 tells finite elements. The bits of the tile, as integers, are multiplied by that 0 or 1: a product with
     the element itself would keep a NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on GpSimd.
 
     Args:
-        inverses: 1 / scale of each head, [128, Hk] float32, or None. With them elements are rounded to what the cache
-            stores, unless it holds the new keys and values already.
         engine: multiplies the bits of a bfloat16 tile; GpSimd multiplies those of a float32 tile.
     """
     integer = nl.int16 if tile.dtype == nl.bfloat16 else nl.int32
@@ -133,6 +198,3 @@ def clean_tile(prompts, tile, head, inverses, engine):
     bits = tile.view(integer)
     engine = engine if integer == nl.int16 else nisa.engine.gpsimd
     nisa.tensor_tensor(dst=bits, data1=bits, data2=finite, op=nl.multiply, engine=engine)
-    if inverses is not None and not prompts.stored:
-        column = inverses[0 : tile.shape[0], head.number : head.number + 1]
-        round_to_cache(tile, column, prompts.scales.dtype)

@@ -62,6 +62,30 @@ class Masks(nl.NKIObject):
             self.tiles[name] = tile
         return self.tiles[name][0:queries, 0:keys]
 
+    def make_page_mask(self, queries, keys, page, same):
+        """Return the mask [queries, keys] @ SBUF of the block of 128 positions that the queries themselves have.
+
+        A query sees the keys of its own page up to itself, or all keys of earlier pages.
+
+        Args:
+            queries: number of queries, at most 128.
+            keys: number of keys, at most 128.
+            page: positions of a page, a divisor of 128.
+            same: whether the keys of the own page are seen, else those of earlier pages.
+        """
+        name = f"{page} {same}"
+        if name not in self.tiles:
+            tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=self.dtype, buffer=nl.sbuf)
+            pages = PARTITIONS // page
+            if same:
+                # Query q is before the end of the key's page: page * (key's page + 1) - 1 - q >= 0.
+                mask_below_zero(tile, self.zeros, [[page, pages], [0, page]], -1, page - 1)
+                mask_below_zero(tile, tile, [[-1, PARTITIONS]], 1, 0)
+            else:
+                mask_below_zero(tile, self.zeros, [[-page, pages], [0, page]], 1, -page)
+            self.tiles[name] = tile
+        return self.tiles[name][0:queries, 0:keys]
+
     def make_identity(self, queries, heads):
         """Return ones where both queries are the same, else 0: [query, (head, query)] @ SBUF.
 

@@ -38,9 +38,10 @@ class Prompts(nl.NKIObject):
 
     `tokens` are q, k and v @ HBM, the results go to `o` @ HBM, `share` is what this core takes, and `scales` those of
     the cache, see `load_scales`. `stored`: the cache holds the new keys and values already, as k and v are None. Each
-    sequence has `queries` queries and `keys` keys: `cached` positions, padded to `prefix`, a multiple of 128, then
-    `new_keys` new ones. D is divided into `depth_tiles` tiles, with `heights` elements each, at most `tile_depth`.
-    `depth_ranges` are (first tile, end, height) of tiles of one height.
+    sequence has `queries` queries and `keys` keys in SBUF: `cached` positions, padded to `cached_keys`, a multiple of
+    128; with pages of 4 bits, of `page` positions each (else 0), `rounded_keys` new ones as full pages store them;
+    from key `prefix` on, `new_keys` new ones. D is divided into `depth_tiles` tiles, with `heights` elements each, at
+    most `tile_depth`. `depth_ranges` are (first tile, end, height) of tiles of one height.
     """
 
     def __init__(self, o, tokens, cache, step, scales):
@@ -53,7 +54,12 @@ class Prompts(nl.NKIObject):
         self.positions, self.cached, self.scales = step.positions, step.prefix, scales
         self.queries = q.shape[0] // self.sequences
         self.new_keys = self.queries if self.stored else k.shape[0] // self.sequences
-        self.prefix = blocks(self.cached) * PARTITIONS
+        self.page = cache.newest_positions
+        self.cached_keys = blocks(self.cached) * PARTITIONS
+        # Later pages of the prompt read the rounded keys of its earlier ones, so one page needs none.
+        several = self.page > 0 and self.new_keys > self.page
+        self.rounded_keys = blocks(self.new_keys) * PARTITIONS if several else 0
+        self.prefix = self.cached_keys + self.rounded_keys
         self.keys = self.prefix + self.new_keys
         group = q.shape[1] // (self.kv_heads * self.depth)
         self.share = CoreShare(self.sequences * self.kv_heads, group, self.queries)

@@ -13,7 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.prefill.keys import transpose_into_blocks
-from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, ranges
 
 
 class Queries(nl.NKIObject):
@@ -133,18 +133,35 @@ def create_spans(launch, queries, head):
     As many heads pass together as have at most 128 rows, a row being one query of one head. The keys that any query of
     the tile sees are divided into spans of about equal size. Sinks are loaded from HBM at their first use.
     """
-    start, end = find_key_range(launch.prompts, launch.masks, queries)
-    count = blocks(end - start, launch.tuning.span)
-    size = blocks(blocks(end - start), count) * PARTITIONS
+    bounds = list_span_bounds(launch, queries)
     group = launch.prompts.share.group
     result = []
     for first_head in range(0, group, count_heads_together(group, queries.count)):
         before = load_row_sinks(launch, queries, first_head)
-        for first in range(start, end, size):
-            stop = min(end, first + size)
-            before = Span(launch, queries, head, first_head, first, stop, before, stop == end)
+        for i in range(len(bounds)):
+            start, end = bounds[i]
+            before = Span(launch, queries, head, first_head, start, end, before, i + 1 == len(bounds))
             result.append(before)
     return result
+
+
+def list_span_bounds(launch, queries):
+    """Return (start, end) of the spans of keys that a tile of queries passes, in order.
+
+    With pages of 4 bits the first span has the tile's own pages as they are, so that each row sees some of its keys.
+    Cached and rounded keys of earlier pages follow.
+    """
+    prompts = launch.prompts
+    start, end = find_key_range(prompts, launch.masks, queries)
+    bounds = []
+    if prompts.page > 0:
+        bounds.append((prompts.prefix + queries.first, end))
+        last = queries.first + queries.count - 1
+        end = prompts.cached_keys + last // prompts.page * prompts.page
+    if end > start:
+        count = blocks(end - start, launch.tuning.span)
+        bounds.extend(ranges(start, end, blocks(blocks(end - start), count) * PARTITIONS))
+    return bounds
 
 
 def load_row_sinks(launch, queries, first_head):
@@ -191,6 +208,8 @@ def prepare_masks(launch, queries):
 
     Made later, on GpSimd, they would wait for the Vector engine, which cleans the first keys.
     """
+    if launch.prompts.page > 0:
+        launch.masks.make_page_mask(queries.count, queries.count, launch.prompts.page, True)
     if launch.masks.causal:
         launch.masks.make_new_mask(queries.count, 0, PARTITIONS)
         launch.masks.make_identity(
@@ -200,6 +219,8 @@ def prepare_masks(launch, queries):
 
 def find_key_range(prompts, masks, queries):
     """Return (first, end) of the keys in SBUF that any query of a `Queries` tile sees; `end` is not one of them.
+
+    With pages of 4 bits there are others between them: new keys of other tiles, and rounded ones of later pages.
 
     Keys count from the first cached position. New keys follow the cached ones, which are padded to blocks of 128.
     """
@@ -235,6 +256,12 @@ def find_mask(launch, queries, head, start, end):
     It is None if each query sees each key. Masks have 0 where a query sees a key, else MASKED.
     """
     prefix, masks = launch.prompts.prefix, launch.masks
+    page, first = launch.prompts.page, launch.prompts.cached_keys + queries.first
+    if page > 0:
+        # Keys of a block before the tile's own one are in earlier pages, and so are all cached ones.
+        if start < first:
+            return None
+        return masks.make_page_mask(queries.count, end - start, page, start >= prefix)
     if start >= prefix or masks.window is None:
         return masks.make_new_mask(queries.count, prefix + queries.first - start, end - start)
     return masks.make_cached_mask(head, queries.first, start)[0 : queries.count, 0 : end - start]

@@ -66,4 +66,4 @@ def test_commands_take_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "cache in int8: 64 bytes per token" in capsys.readouterr().out
     for command in (["plan", folder], ["generate", "--model", folder], ["traffic", folder, "--rate", "1"]):
         assert main([*command, "--kv-cache-dtype", "int4"]) == 2
-        assert "no kernel reads pages of four bits" in capsys.readouterr().err
+        assert "'int4', which is for pages, and this cache is contiguous" in capsys.readouterr().err

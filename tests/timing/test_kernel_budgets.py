@@ -303,6 +303,15 @@ def copy_pages(copies: int, pages: int, block: int, heads: int, predicted_us: fl
     return Work(kernels.copy_pages, (*caches, ids(copies), ids(copies)), reads, written, predicted_us)
 
 
+def pack_pages(count: int, pages: int, block: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of packing pages of one head; the number of a page is read for each of its rows."""
+    packed = np.zeros((pages, block + 4, 1, 64), np.uint8), np.zeros((pages, block, 1, 68), np.uint8)
+    caches = [narrow(2 * count, block, 1, 128) for _ in "kv"]
+    reads = {"k_cache": 0.5, "v_cache": 0.5, "sources": block, "destinations": block + 1}
+    written = count * (packed[0][0].nbytes + packed[1][0].nbytes)
+    return Work(kernels.pack_pages, (*packed, *caches, ids(count), ids(count)), reads, written, predicted_us)
+
+
 def copy_states(
     copies: int, slots: int, states: Sequence[tuple[int, ...]], predicted_us: float = 0.0
 ) -> Work:
@@ -508,6 +517,10 @@ REALISTIC = (
     copy_pages(1, 512, 16, 8, 10.0),
     copy_pages(16, 512, 16, 8, 12.7),
     copy_pages(128, 512, 16, 8, 56.4),
+    pack_pages(1, 512, 16, 17.3),
+    pack_pages(16, 512, 16, 33.2),
+    pack_pages(16, 512, 128, 268.3),
+    pack_pages(64, 512, 16, 134.4),
     copy_states(1, 64, ((32, 128, 128), (8192, 3)), 27.1),
     copy_states(16, 64, ((32, 128, 128), (8192, 3)), 334.6),
     router(1024, 2048, 128, 8, 45.3),

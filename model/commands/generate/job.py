@@ -71,7 +71,7 @@ class Job:
         sequences = len(self.sequence_ids)
         self.micro_batches = size_micro_batches(sequences, _count_micro_batches(options, mesh, sequences))
         needed = count_positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
-        check_cache_dtype(options.kv_cache_dtype)
+        check_cache_dtype(options.kv_cache_dtype, has_pages=False)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property

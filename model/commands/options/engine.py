@@ -39,8 +39,8 @@ ROWS: Rows = {
     "--kv-cache-dtype": dict(
         metavar="NAME",
         default="auto",
-        help="of cached keys and values: auto (the dtype of activations), bfloat16, fp8 or fp8_e4m3, fp8_e5m2, int8 "
-        "(default: %(default)s)",
+        help="of cached keys and values: auto (the dtype of activations), bfloat16, fp8 or fp8_e4m3, fp8_e5m2, int8, "
+        "and int4 for full pages of an engine (default: %(default)s)",
     ),
     "--calibration": dict(
         metavar="TEXT",
