@@ -92,6 +92,8 @@ class PageKind:
 def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
     """Return a `PageKind` for each attention window of the model, with 0 pages; recurrent layers have none here.
 
+    Beside full pages of four bits, newest pages are a kind of their own, with a window of one position.
+
     Args:
         model: sizes of the model.
         dtype: dtype of the cache.
@@ -102,7 +104,8 @@ def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, len
     page_bytes = dict.fromkeys(model.config.list_windows(length), 0)
     for group, size in model.count_page_bytes(tp, dtype).items():
         if not isinstance(group, Slots):
-            page_bytes[group if group is not None and group < length else None] += block_size * size
+            window = group if group is not None and group < length else None
+            page_bytes[window] = page_bytes.get(window, 0) + block_size * size
     return [PageKind(window, size) for window, size in page_bytes.items()]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from model.device import INSTANCES, Instance, chip, choose_lnc, find_instance, limit_lnc
 from model.errors import ModelError
 from model.layers import find_unsupported
-from model.layers.paged import Slots
+from model.layers.paged import NEWEST, Slots
 from model.layers.uneven import describe_uneven
 from model.loading.weights import check_ranks
 from model.mesh import check_sequence
@@ -294,9 +294,12 @@ class Plan:
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Cache bytes that one more token of a sequence takes, summed over ranks, while no attention window is full."""
+        """Cache bytes that one more token of a sequence takes, summed over ranks, while no attention window is full.
+
+        Of full pages in four bits it is a token's share of a page.
+        """
         groups = self.model.count_page_bytes(1, self.dtype).items()
-        return sum(size for group, size in groups if not isinstance(group, Slots))
+        return sum(size for group, size in groups if not isinstance(group, Slots) and group != NEWEST)
 
     @property
     def rate(self) -> Rate:

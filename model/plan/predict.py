@@ -27,10 +27,10 @@ from model.errors import ModelError
 from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
-from model.layers.cache_formats import AUTO
+from model.layers.cache_formats import AUTO, CACHE_FORMATS
 from model.layers.experts import RoutedExperts
-from model.layers.launch import Growth, Launch, Phase, StepShape, Value
-from model.layers.paged import STATES, CacheGroup
+from model.layers.launch import Growth, Launch, Phase, StepShape, Value, compute_table_length
+from model.layers.paged import NEWEST, STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.loading.weights import plan_weight_dtypes
 from model.mesh import Mesh
@@ -38,7 +38,9 @@ from model.network import Section
 from model.plan.dry import DryTimes, Time, extrapolate
 from model.plan.experts import time_few_rows, time_sorted_rows
 from model.plan.roofline import compute_core_peaks
+from model.plan.sizes import PLANNED_BLOCK_SIZE
 from model.runners.bucket_length import bucket_length
+from model.state import count_window_pages
 
 BUBBLE = "bubble"
 """In a pass of a pipeline, the time in which a stage waits."""
@@ -245,11 +247,26 @@ class Predictor:
 
         Without pipeline stages, the pass is not divided.
         """
+        step = self._add_pages(step)
         if self._pipeline == 1:
             return self._predict_pass(step, self._sections)
         exponents = range(min(step.sequences, MAX_MICRO_BATCHES).bit_length())
         passes = (self._predict_pipeline(step, 2**exponent) for exponent in exponents)
         return min(passes, key=lambda pass_time: pass_time.time.program_ns)
+
+    def _add_pages(self, step: StepShape) -> StepShape:
+        """Return a step with pages for its sequences if the cache format packs full pages, else the step unchanged."""
+        if not CACHE_FORMATS[step.cache_dtype].packs_pages:
+            return step
+        length = compute_table_length(step.cache_length, PLANNED_BLOCK_SIZE)
+        newest = count_window_pages(NEWEST, PLANNED_BLOCK_SIZE, step.sequences, step.tokens)
+        return replace(
+            step,
+            cache_length=length,
+            block_size=PLANNED_BLOCK_SIZE,
+            pages=step.sequences * length // PLANNED_BLOCK_SIZE,
+            window_pages=((NEWEST, newest),),
+        )
 
     def _predict_pipeline(self, step: StepShape, micro_batches: int) -> PassTime:
         """Return the time of a pass of `micro_batches` micro-batches through all pipeline stages.

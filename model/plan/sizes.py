@@ -31,11 +31,12 @@ from model.config.blocks import Experts
 from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
+from model.families.packed_pages import check_packed_pages
 from model.formats import Container
-from model.layers.cache_formats import AUTO, check_cache_dtype
+from model.layers.cache_formats import AUTO, CACHE_FORMATS, check_cache_dtype
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import Layer
-from model.layers.paged import CacheGroup, Slots
+from model.layers.paged import NEWEST, CacheGroup, Slots
 from model.layers.shard import Shard
 from model.loading.weights import plan_weight_dtypes
 from model.network import Network
@@ -170,29 +171,34 @@ class LayerSizes:
     def _count_page_bytes(self, tp: int, dtype: str, read: bool = False) -> Counter[CacheGroup]:
         """Return the cache bytes of one position or slot on a rank, by cache group.
 
+        Full pages of four bits have PLANNED_BLOCK_SIZE positions.
+
         Args:
             tp: tensor-parallel ranks.
             dtype: dtype of activations, and of caches without a format.
             read: count the caches that the section reads, those of earlier layers included, and not those that it
                 keeps.
         """
+        block = PLANNED_BLOCK_SIZE if CACHE_FORMATS[self._cache_dtype].packs_pages else 1
         step = replace(
             _make_step(Phase.decode, 1, tp, dtype),
             pages=1,
-            block_size=1,
+            window_pages=((NEWEST, 1),) if block > 1 else (),
+            block_size=block,
             slots=1,
             cache_dtype=self._cache_dtype,
         )
         counts = Counter[CacheGroup]()
         for layer in self._layers:
             for cache in (getattr(layer, "read_caches", layer.caches) if read else layer.caches)(step):
-                counts[cache.group] += cache.page_bytes
+                counts[cache.group] += cache.page_bytes // block
         return counts
 
     def count_cache_bytes(self, tokens: int, tp: int, dtype: str, read: bool = False) -> int:
         """Return the cache bytes of one sequence on a rank.
 
-        An attention window limits the number of positions; a slot for a recurrent state counts once.
+        An attention window limits the number of positions; a slot for a recurrent state counts once. Beside full pages
+        of four bits a sequence has one newest page.
 
         Args:
             tokens: tokens of the sequence.
@@ -201,10 +207,13 @@ class LayerSizes:
             read: count the caches that the section reads, those of earlier layers included, and not those that it
                 keeps.
         """
+        page_bytes = self.count_page_bytes(tp, dtype, read)
         positions = {
             group: 1 if isinstance(group, Slots) else tokens if group is None else min(tokens, group)
-            for group in self.count_page_bytes(tp, dtype, read)
+            for group in page_bytes
         }
+        if NEWEST in page_bytes:
+            positions[NEWEST] = min(tokens, PLANNED_BLOCK_SIZE)
         return sum(positions[group] * size for group, size in self.count_page_bytes(tp, dtype, read).items())
 
     def _count_products(self, phase: Phase, tokens: int, tp: int = 1) -> float:
@@ -233,6 +242,10 @@ def _make_step(phase: Phase, tokens: int, tp: int, dtype: str) -> StepShape:
     elements = np.dtype(getattr(ml_dtypes, dtype, dtype))
     rows = tokens if phase is Phase.prefill else 1
     return StepShape(phase, rows, 1, tokens, tokens, tp, elements, WeightDtypes(elements))
+
+
+PLANNED_BLOCK_SIZE = 16
+"""Positions of a page for which caches of full pages in four bits are planned, the default of an engine."""
 
 
 @dataclass(frozen=True)
@@ -408,11 +421,12 @@ def load_model(
         cache_dtype: name of the cache format.
 
     Raises:
-        ModelError: the config cannot be read, the scheme does not fit it, no cache format has the name, or the model
-            has more than 10**15 parameters.
+        ModelError: the config cannot be read, the scheme does not fit it, no cache format has the name, the format is
+            not for the model, or the model has more than 10**15 parameters.
     """
-    check_cache_dtype(cache_dtype, has_pages=False)
+    check_cache_dtype(cache_dtype)
     model = ModelSizes(quantise_config(config or read_config(path, family), quantization), cache_dtype)
+    check_packed_pages(model.config, cache_dtype)
     if model.total > _MAX_PARAMETERS:
         raise ModelError(
             f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more: check its sizes"

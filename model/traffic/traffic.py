@@ -21,6 +21,7 @@ from model.engine.bucket_sizes import AUTO, BucketLimits, SizeCounts, fit_bucket
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError, read_text_file
 from model.layers import find_unsupported
+from model.layers.cache_formats import CACHE_FORMATS
 from model.loading.tokenizer import Tokenizer
 from model.plan.meshes import check_mesh
 from model.plan.plan import DEFAULT_INSTANCE, LEVEL
@@ -214,6 +215,12 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     Raises:
         ModelError: If the model, the instance, the trace or the options do not allow the prediction.
     """
+    if request.kv_cache_dtype in CACHE_FORMATS and CACHE_FORMATS[request.kv_cache_dtype].packs_pages:
+        raise ModelError(
+            f"kv_cache_dtype is '{request.kv_cache_dtype}', and traffic is predicted for caches that store all "
+            "positions alike: use int8 or fp8",
+            "NKW-MODEL-OPTION",
+        )
     model = load_model(request.config, None, request.family, request.quantization, request.kv_cache_dtype)
     offered, has_final_times = _make_workload(request, model)
     max_positions = request.max_model_len or model.config.max_position_embeddings
