@@ -26,13 +26,14 @@ Arguments:
     w_gate_scales, w_up_scales
                      [1, F] @ HBM, float32: this rank's columns, or None
     w_down_scales    [1, H] @ HBM, float32, the same on every rank, or None. Scales multiply the columns of their
-                     weight, whose dtype is then float8_e4m3, float8_e5m2, int8, or uint8 for 4 bits. Of weights in an
-                     MX format they are uint8 [scale row, columns], and elements are uint32 (MXFP8) or uint16 (MXFP4)
+                     weight, whose dtype is then float8_e4m3, float8_e5m2, int8, or uint8 for 4 bits. Weights of 4 bits
+                     may have scales [groups, columns], float32 or bfloat16, of groups of 32, 64 or 128 rows. Scales in
+                     an MX format are uint8 [scale row, columns], and elements uint32 (MXFP8) or uint16 (MXFP4)
                      [packed row, columns] in tile order, see `mx_operands`; on trn3
     w_gate_zeros, w_up_zeros, w_down_zeros
                      uint8 @ HBM, the shapes of the scales: zero points of weights of 4 bits; None: all are 8. Such
-                     weights are [packed rows, columns] uint8, nibbles of 2^-9 each, see `nibbles`. All three are
-                     packed, or none
+                     weights are [packed rows, columns] uint8, nibbles of 2^-9 each, see `nibbles`. w_gate and w_up are
+                     both packed, or neither
     nibble_dtype     "float8_e4m3" or "bfloat16": in which dtype products with bfloat16 rows take nibbles
     w_gate_input_scale, w_up_input_scale, w_down_input_scale
                      [1, 1] float32 @ HBM: static scales of the rows that the weights multiply, of all weights or None.
@@ -86,6 +87,10 @@ Cost
     guess of the record, 1.61 times at T = 1 and 16. Up to 64 rows x is stationary in groups of columns of the PE array
     for gate and up too, see `grouped_gate`. T = 128 takes as long as in bfloat16, T = 2048 11 % longer. nibble_dtype
     "bfloat16", for chips whose Tensor engine takes subnormal fp8 operands for 0, takes as long as bfloat16 at T = 1.
+    With scales of groups of 128 rows T = 1, 4, 8, 16 and 64 are 2.40, 2.34, 2.04, 1.53 and 0.68 times as fast as with
+    bfloat16: the Vector engine scales T / 128 sums for each weight, see `stacks`, and a DMA repeats float32 scales for
+    each row. More rows, in groups of 64 more than 32 and of 32 more than 16, meet weights that were multiplied by their
+    scales in SBUF, see `scale_groups`: T = 128 is 0.46 and T = 512 is 0.94 times as fast.
 """
 
 from __future__ import annotations
@@ -96,7 +101,6 @@ import numpy as np
 
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.dma import STATIC
-from nki_kernels.nibbles import widen_nibbles_reference
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
@@ -150,12 +154,14 @@ from nki_kernels.projection.row_groups import (
     divide_into_groups,
 )
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
+from nki_kernels.projection.stacks import can_stack, count_columns_of_rows
 from nki_kernels.projection.static_rows import (
     check_input_scales,
     load_static_quantiser,
     static_rows_reference,
 )
 from nki_kernels.projection.sums import RankSum
+from nki_kernels.scale_groups import widen_packed_reference
 from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims
 from nki_kernels.weights import WeightMatrix, is_e4m3, load_blocks
 
@@ -208,7 +214,7 @@ def mlp(
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
-    or if weights are packed in part.
+    or if one of w_gate and w_up is packed.
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
@@ -250,20 +256,28 @@ def mlp(
     # Operands that are loaded once.
     function = activation_function(activation)
     # Weights of 8 bits arrive in half the time, which the norm of few rows on few partitions would exceed.
-    few_rows = (
-        w_down_scales is not None and not quantises_rows and takes_runs(x, norm, ranks, row_gate is not None)
-    )
+    few_bytes = w_down_scales is not None or weights.w_up.nibbles is not None
+    few_rows = few_bytes and not quantises_rows and takes_runs(x, norm, ranks, row_gate is not None)
     in_runs = few_rows and weights.w_up.nibbles is None
     gated = build_gated_product(weights, core.inner_columns, function, in_runs)
+    down_matrices, layout = cut_down_weight(weights.w_down, core), None
     if few_rows:
         gated.layout = plan_gate_groups(gated.weights, x.shape[0], gated.biases)
+        sums_alone = w_down_scales is not None and (replica_group is None or weights.w_down.scales is None)
+        if b_down is None and sums_alone:
+            layout = plan_groups(
+                count_columns_of_rows(x.shape[0], down_matrices[0]), end_column - first_column
+            )
+        few_rows = can_stack(gated, down_matrices, layout, x.dtype)
+    if not few_rows:
+        gated.in_runs, gated.layout, layout = False, None, None
     row_norm, bias = None, None
     resident_bytes = 0
     if norm_weight is not None and not few_rows:
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     scales = None
-    if w_down_scales is not None:
+    if weights.w_down.scales is not None:
         scales = w_down_scales[:, first_column:end_column]
         if keeps_scales(scales, tile_rows):
             resident_bytes += count_bytes(scales)
@@ -284,7 +298,7 @@ def mlp(
     tail_twice = (
         not quantises_rows and ranks * x.shape[0] > PARTITIONS and needs_tail_in_both_halves(gated.weights)
     )
-    down_weight = MovingWeight(cut_down_weight(weights.w_down, core), tail_in_both_halves=tail_twice)
+    down_weight = MovingWeight(down_matrices, tail_in_both_halves=tail_twice)
     in_flight = SUMS_IN_FLIGHT if tokens > PARTITIONS else FEW_ROWS_SUMS_IN_FLIGHT
     rank_sum = RankSum(replica_group, ranks, in_flight, [])
     y_share = y[first_row:end_row, first_column:end_column]
@@ -297,9 +311,6 @@ def mlp(
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)
 
     run_norm = norm if few_rows and norm_weight is not None else None
-    layout = None
-    if few_rows and replica_group is None and b_down is None:
-        layout = plan_groups(x.shape[0], end_column - first_column)
     ffn = FeedForward(
         rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, few_rows, run_norm, layout
     )
@@ -502,16 +513,16 @@ def mlp_reference(
         codes, row_scales = quantise_rows_reference(normalised, w_up.dtype, x.dtype, x.dtype)
         normalised = codes * row_scales
         deferred = row_scales if w_gate is not None and b_up is None else np.ones_like(row_scales)
-    up = widen_nibbles_reference(w_up, hidden, w_up_zeros)
+    up, w_up_scales = widen_packed_reference(w_up, hidden, w_up_scales, w_up_zeros)
     inner = product_reference(normalised, up, w_up_scales, as_integers, row_scale) + widened_or_zero(b_up)
     if w_gate is None:
         inner = activation_reference(inner, activation)
     else:
-        w_gate = widen_nibbles_reference(w_gate, hidden, w_gate_zeros)
+        w_gate, w_gate_scales = widen_packed_reference(w_gate, hidden, w_gate_scales, w_gate_zeros)
         gate = product_reference(normalised, w_gate, w_gate_scales, as_integers, row_scale)
         gate = gate + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
-    w_down = widen_nibbles_reference(w_down, width, w_down_zeros)
+    w_down, w_down_scales = widen_packed_reference(w_down, width, w_down_scales, w_down_zeros)
     if as_integers:
         inner = inner.astype(x.dtype)
     elif as_mx:

@@ -3,8 +3,9 @@
 An element is a nibble n = 0 … 15. A byte with n in its low bits is the number n * 2^-9 in float8_e4m3, subnormal up
 to n = 7. So two instructions of the Vector engine make fp8 operands of a tile of bytes: one keeps the low nibbles, one
 shifts and keeps the high nibbles. Both work on words of 32 bits, eight elements at a time. A weight stands for
-(nibble - zero point) * 2^-9 * scale. Products multiply the nibbles, and add the zero points' term as one more block of
-the contraction, see `projection.zero_points`.
+(nibble - zero point) * 2^-9 * scale. Where a column has one scale, products multiply the nibbles, and add the zero
+points' term as one more block of the contraction, see `projection.zero_points`. Scales of groups of rows are those of
+`scale_groups`.
 
 A weight [K, N] is stored as bytes [packed rows, N]. A run of 256 rows is stored as 128 packed rows: byte p has row p
 in its low nibble, and row p + 128 in its high one. So both tiles that a loaded tile becomes are K blocks, [k in block,
@@ -22,7 +23,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.dma import transfer
-from nki_kernels.tiles import PARTITIONS, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, ranges
 
 RUN_ROWS = 2 * PARTITIONS
 """Rows of a whole run, which 128 packed rows hold."""
@@ -33,31 +34,40 @@ NIBBLES = 0x0F0F0F0F
 UNIT = 2.0**-9
 """What the nibble 1 stands for in float8_e4m3."""
 
+SYMMETRIC_ZERO = 8
+"""The zero point of every column where none is stored."""
+
 
 @dataclass
 class NibbleMatrix(nl.NKIObject):
     """What a weight of 4 bits [K, N] has besides its packed elements and scales.
 
     depth: K. zeros: [1, N] uint8 @ HBM, the zero point of each column; None if all are 8. as_fp8: whether products
-    with rows of 16 bits take nibbles in float8_e4m3; else in the rows' dtype.
+    with rows of 16 bits take nibbles in float8_e4m3; else in the rows' dtype. scales: [groups, N] @ HBM if equal groups
+    of rows have scales; zeros then have this shape too. None if columns have scales.
     """
 
     depth: int
     zeros: nl.NkiTensor | None
     as_fp8: bool
+    scales: nl.NkiTensor | None = None
+
+    def count_group_rows(self):
+        """Return the rows of the weight that share a scale of each column, for scales of groups."""
+        return self.depth // self.scales.shape[0]
 
     def find_packed_rows(self, rows):
         """Return the packed rows (first, end) of rows (first, end). Raises AssertionError if these divide a run."""
         return count_packed_rows(self.depth, rows[0]), count_packed_rows(self.depth, rows[1])
 
-    def count_packed(self):
-        """Return the packed rows of the weight."""
-        return count_packed_rows(self.depth, self.depth)
-
     def submatrix(self, rows, columns):
         """Return the NibbleMatrix of rows (first, end) and columns (first, end) of the weight."""
-        zeros = None if self.zeros is None else self.zeros[:, columns[0] : columns[1]]
-        return NibbleMatrix(rows[1] - rows[0], zeros, self.as_fp8)
+        first, end = 0, 1
+        if self.scales is not None:
+            first, end = rows[0] // self.count_group_rows(), blocks(rows[1], self.count_group_rows())
+        zeros = None if self.zeros is None else self.zeros[first:end, columns[0] : columns[1]]
+        scales = None if self.scales is None else self.scales[first:end, columns[0] : columns[1]]
+        return NibbleMatrix(rows[1] - rows[0], zeros, self.as_fp8, scales)
 
 
 def is_packed(elements):
@@ -65,18 +75,11 @@ def is_packed(elements):
     return elements.dtype == nl.uint8
 
 
-def describe_nibbles(elements, depth, zeros, nibble_dtype):
-    """Return the NibbleMatrix of elements @ HBM with `depth` rows; None for elements that are None or not packed."""
-    if elements is None or not is_packed(elements):
-        return None
-    return NibbleMatrix(depth, zeros, nibble_dtype == "float8_e4m3")
-
-
 def check_nibbles(elements, scales, zeros, nibble_dtype):
-    """Refuse packed elements without scales, a block packed in part, and zero points that are not uint8 [1, N].
+    """Refuse packed elements without scales, zero points that do not fit, and gate and up of which one is packed.
 
     Args:
-        elements: arrays of a block's weights @ HBM, or None for one that it lacks.
+        elements: arrays of a block's gate, up and down @ HBM, or None for one that it lacks.
         scales: their scales, or None.
         zeros: their zero points, or None.
         nibble_dtype: "float8_e4m3" or "bfloat16".
@@ -84,31 +87,33 @@ def check_nibbles(elements, scales, zeros, nibble_dtype):
     assert nibble_dtype in ("float8_e4m3", "bfloat16"), (
         f"nibble_dtype is float8_e4m3 or bfloat16, not {nibble_dtype}"
     )
-    packed, count = 0, 0
     for index in range(len(elements)):
         if elements[index] is None:
             assert zeros[index] is None, "zero points are given without their weight; leave them out"
             continue
-        count += 1
         if is_packed(elements[index]):
-            packed += 1
             assert scales[index] is not None, (
                 "weights of 4 bits have scales; give those of all packed weights"
             )
-            columns = elements[index].shape[1]
+            rows, columns = scales[index].shape[0], elements[index].shape[1]
             assert zeros[index] is None or (
-                zeros[index].shape == (1, columns) and zeros[index].dtype == nl.uint8
+                zeros[index].shape == (rows, columns) and zeros[index].dtype == nl.uint8
             ), (
-                f"zero points are uint8 [1, {columns}], one for each column of their weight, not "
-                f"{zeros[index].dtype} {zeros[index].shape}"
+                f"zero points are uint8 [{rows}, {columns}], one for each column of their weight and row of scales, "
+                f"not {zeros[index].dtype} {zeros[index].shape}"
             )
         else:
             assert zeros[index] is None, (
                 "zero points are those of uint8 elements, two in a byte; leave them out"
             )
-    assert packed in (0, count), (
-        f"{packed} of {count} weights are packed nibbles; pack all of a block or none"
+    assert elements[0] is None or is_packed(elements[0]) == is_packed(elements[1]), (
+        "one of gate and up is packed nibbles and the other is not; pack both or neither"
     )
+
+
+def count_stored_rows(weight, rows):
+    """Return the rows of the elements of a WeightMatrix with `rows` rows: packed rows if it has 4 bits."""
+    return rows if weight.nibbles is None else count_packed_rows(rows, rows)
 
 
 def count_low_rows(rows):

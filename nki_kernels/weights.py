@@ -22,6 +22,7 @@ import nki.language as nl
 from nki_kernels.dma import STATIC, transfer
 from nki_kernels.nibbles import NibbleMatrix, load_nibbles_into
 from nki_kernels.projection.block_loads import load_rows_into
+from nki_kernels.scale_groups import check_group_scales, describe_nibbles, load_scaled_nibbles_into
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 
 
@@ -43,6 +44,10 @@ class WeightMatrix(nl.NKIObject):
     def count_rows(self):
         """Return K, the rows of the weight, each element counted that a byte holds."""
         return self.elements.shape[0] if self.nibbles is None else self.nibbles.depth
+
+    def adds_zero_points(self):
+        """Return whether products add the term of `projection.zero_points`: 4 bits with scales of columns."""
+        return self.nibbles is not None and self.nibbles.scales is None
 
     def submatrix(self, rows, columns):
         """Return the WeightMatrix with rows (first, end) and columns (first, end) of this one, a view in HBM."""
@@ -77,6 +82,20 @@ def wrap_matrix(elements, scales=None, nibbles=None):
 
     nibbles: the NibbleMatrix of packed elements, or None.
     """
+    return None if elements is None else WeightMatrix(elements, scales, nibbles)
+
+
+def wrap_operand(name, elements, depth, scales, zeros, nibble_dtype):
+    """Return the WeightMatrix of a kernel's weight with `depth` rows, @ HBM; None for None.
+
+    Raises AssertionError for scales of other shapes or dtypes. `name` names the weight. The other arguments are those
+    of `describe_nibbles`.
+    """
+    nibbles = describe_nibbles(elements, depth, scales, zeros, nibble_dtype)
+    if nibbles is not None and nibbles.scales is not None:
+        check_group_scales(name, elements, depth, scales)
+        return WeightMatrix(elements, None, nibbles)
+    check_scales(name, elements, scales)
     return None if elements is None else WeightMatrix(elements, scales, nibbles)
 
 
@@ -126,11 +145,12 @@ def choose_operand_dtype(weights, dtype):
 
     It is that of the elements if they have fp8 in common and the rows have 16 bits: the Tensor engine pairs
     these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert to it. All weights have 4 bits,
-    or none has; nibbles become float8_e4m3 unless their NibbleMatrix says otherwise.
+    or none has; nibbles become float8_e4m3 unless their NibbleMatrix says otherwise or has scales of groups.
     """
     elements = weights[0].elements.dtype
     if weights[0].nibbles is not None:
-        return nl.float8_e4m3 if dtype != nl.float32 and weights[0].nibbles.as_fp8 else dtype
+        takes_fp8 = weights[0].adds_zero_points() and weights[0].nibbles.as_fp8
+        return nl.float8_e4m3 if takes_fp8 and dtype != nl.float32 else dtype
     if dtype == nl.float32 or not is_fp8(elements):
         return dtype
     for weight in weights:
@@ -167,11 +187,15 @@ def load_blocks_into(tile, weight, queue):
     """Load a WeightMatrix [K, N] into an SBUF tile [k in block, block, column], in its dtype, on a queue of `dma`.
 
     Row k lies on partition k % height, in block k // height, for a tile of `height` partitions. In a short
-    last block the partitions without a row are not written.
+    last block the partitions without a row are not written. Nibbles with scales of groups are multiplied by them,
+    unless the tile is float8_e4m3.
     """
     elements = weight.elements
-    if weight.nibbles is not None:
+    if weight.nibbles is not None and (weight.adds_zero_points() or tile.dtype == nl.float8_e4m3):
         load_nibbles_into(tile, elements, weight.nibbles.depth, queue)
+        return
+    if weight.nibbles is not None:
+        load_scaled_nibbles_into(tile, elements, weight.nibbles, queue)
         return
     if is_plain(weight, tile.dtype):
         load_rows_into(tile, elements, queue)

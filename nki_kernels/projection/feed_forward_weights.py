@@ -5,11 +5,12 @@ from __future__ import annotations
 import nki.language as nl
 
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.nibbles import check_nibbles, describe_nibbles
+from nki_kernels.nibbles import check_nibbles
+from nki_kernels.nibbles import count_stored_rows as count_nibble_rows
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.projection.mx_operands import stores_mx, wrap_mx_matrix
 from nki_kernels.tiles import MAX_ROW_BYTES, expect_hidden
-from nki_kernels.weights import check_scales, is_e4m3, wrap_matrix
+from nki_kernels.weights import is_e4m3, wrap_operand
 
 MAX_MXFP8_HIDDEN = 8192
 """Largest hidden size beside weights in MXFP8, of which SBUF holds 512 columns of gate and up at a time."""
@@ -47,12 +48,13 @@ def wrap_weights(sizes, elements, scales, zeros, biases, nibble_dtype, quantises
                 wrap_mx_matrix(names[index], elements[index], scales[index], depths[index], columns[index])
             )
         return Weights(matrices[0], matrices[1], matrices[2], biases[0], biases[1], biases[2])
-    for index in range(len(names)):
-        check_scales(names[index], elements[index], scales[index])
     check_nibbles(elements, scales, zeros, nibble_dtype)
     for index in range(len(names)):
-        nibbles = describe_nibbles(elements[index], depths[index], zeros[index], nibble_dtype)
-        matrices.append(wrap_matrix(elements[index], scales[index], nibbles))
+        matrices.append(
+            wrap_operand(
+                names[index], elements[index], depths[index], scales[index], zeros[index], nibble_dtype
+            )
+        )
     weights = Weights(matrices[0], matrices[1], matrices[2], biases[0], biases[1], biases[2])
     if quantises_rows:
         check_quantised_rows(weights)
@@ -100,9 +102,7 @@ def count_stored_rows(weight, depth):
 
     weight: WeightMatrix or MxMatrix, whose rows are checked already.
     """
-    if stores_mx(weight.elements):
-        return weight.elements.shape[0]
-    return depth if weight.nibbles is None else weight.nibbles.count_packed()
+    return weight.elements.shape[0] if stores_mx(weight.elements) else count_nibble_rows(weight, depth)
 
 
 def check_quantised_rows(weights):

@@ -24,6 +24,7 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.norms.runs import RowFactors
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
+from nki_kernels.projection.stacks import SpreadRows
 from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import (
@@ -46,11 +47,12 @@ PIECE_ELEMENTS = 1024
 class GateLayout(nl.NKIObject):
     """How columns of the intermediate lie in groups.
 
-    width: columns of the PE array of a group. piece: columns of the intermediate in a piece. pieces: pieces of a group.
-    pieces_per_unit: the most pieces of a group in a unit.
+    width: columns of the PE array of a group. rows: rows of x. piece: columns of the intermediate in a piece. pieces:
+    pieces of a group. pieces_per_unit: the most pieces of a group in a unit.
     """
 
     width: int
+    rows: int
     piece: int
     pieces: int
     pieces_per_unit: int
@@ -79,7 +81,8 @@ class GatedProduct(nl.NKIObject):
     GateLayout if x is stationary in groups of columns of the PE array, see `grouped_gate`, else None. Then
     scales are those of `load_group_scales`. group_factors: result of `compute_group_factors` for a product
     with a layout and a norm, else None. loaded: the first piece of the next unit's weights, if it is in SBUF.
-    minus_ones: result of `fill_minus_ones` once the first sums are computed.
+    minus_ones: result of `fill_minus_ones` once the first sums are computed. spread: SpreadRows of x, if scales are
+    those of groups and x is in SBUF, else None.
     """
 
     weights: list
@@ -97,6 +100,7 @@ class GatedProduct(nl.NKIObject):
     group_factors: nl.NkiTensor | None = None
     loaded: nl.NkiTensor | None = None
     minus_ones: nl.NkiTensor | None = None
+    spread: SpreadRows | None = None
 
     def find_negated_sums(self, x):
         """Return the result of `negate_sums` for rows x, [h in block, block, row] in SBUF; the first call computes it.
@@ -233,7 +237,7 @@ def accumulate(unit, product, x, planned_loads):
     operand_dtype = choose_operand_dtype(product.weights, x.dtype)
     blocks_per_piece = count_piece_blocks(product, width, x.dtype)
     pairs_blocks = is_e4m3(x.dtype)
-    packed = product.weights[0].nibbles is not None
+    packed = product.weights[0].adds_zero_points()
     if packed:
         # Before the products, so that their last ones do not wait for the sums.
         product.find_negated_sums(x)
@@ -331,7 +335,8 @@ def count_piece_blocks(product, width, dtype):
     operand_dtype = choose_operand_dtype(product.weights, dtype)
     most = PIECE_ELEMENTS if operand_dtype == dtype else 4 * PIECE_ELEMENTS  # 8 bits: as many bytes
     if product.weights[0].nibbles is not None:
-        return choose_packed_blocks(2 * most // width)
+        # Nibbles with scales of groups become as many bytes as plain weights, and the scales as many again.
+        return choose_packed_blocks((2 if product.weights[0].adds_zero_points() else 1) * most // width)
     blocks_per_piece = max(1, most // width)
     return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(dtype) else blocks_per_piece
 

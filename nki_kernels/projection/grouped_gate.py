@@ -20,9 +20,14 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.projection.gated_product import GatedUnit, GateLayout, load_piece, select_unit_columns
 from nki_kernels.projection.grouped_product import choose_group_width
+from nki_kernels.projection.stacks import (
+    StackedSums,
+    choose_nibble_dtype,
+    count_columns_of_rows,
+    spread_rows,
+)
 from nki_kernels.projection.zero_points import load_zero_points
 from nki_kernels.tiles import BANK, BANK_BYTES, PARTITIONS, blocks, count_block_partitions, filled
-from nki_kernels.weights import choose_operand_dtype
 
 QUADRANT = PARTITIONS // 4
 """Partitions within which a stream shuffle copies."""
@@ -34,12 +39,12 @@ LOADED_BYTES = 4096
 def plan_gate_groups(weights, rows, biases):
     """Return the GateLayout for `rows` rows of x; None if the product takes no groups.
 
-    It takes none for weights that do not have 4 bits, with biases, for more than 64 rows, and where no piece cuts the
-    columns into equal parts.
+    It takes none for weights that do not have 4 bits, with biases, for more than 64 rows, or fewer with scales of
+    groups, see `count_columns_of_rows`, and where no piece cuts the columns into equal parts.
 
     weights: list of WeightMatrix. biases: those of gate and up, each maybe None.
     """
-    width = choose_group_width(rows)
+    width = choose_group_width(count_columns_of_rows(rows, weights[0]))
     groups = PARTITIONS // width
     if weights[0].nibbles is None or biases[0] is not None or biases[1] is not None or groups == 1:
         return None
@@ -48,17 +53,19 @@ def plan_gate_groups(weights, rows, biases):
         # Pieces of all groups together fill whole blocks of the intermediate.
         if columns % (groups * piece) == 0 and groups * piece % PARTITIONS == 0:
             pieces = columns // (groups * piece)
-            return GateLayout(width, piece, pieces, min(pieces, BANK // piece))
+            return GateLayout(width, rows, piece, pieces, min(pieces, BANK // piece))
     return None
 
 
 def load_group_scales(product):
-    """Load the scales of a GatedProduct with a layout in groups, into `product.scales`.
+    """Load the scales of a GatedProduct with a layout in groups, into `product.scales`, if columns have scales.
 
     They become float32 tiles [partition, piece, column] in SBUF, in which the first partition of each quadrant has the
     scales of its group. `spread_group_scales` copies them to the others, once the first weights are unpacked.
     """
     layout = product.layout
+    if not product.weights[0].adds_zero_points():
+        return
     for side in range(len(product.weights)):
         shape = (PARTITIONS, layout.pieces, layout.piece)
         lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -109,7 +116,7 @@ def load_group_piece(product, first_column, dtype, first_block=0):
     unit = create_unit(product, first_column)
     count = min(blocks(product.hidden) - first_block, count_piece_blocks(product, unit))
     shape = (min(PARTITIONS, product.hidden), len(product.weights), count, unit.end_column - first_column)
-    piece = nl.ndarray(shape, dtype=choose_operand_dtype(product.weights, dtype), buffer=nl.sbuf)
+    piece = nl.ndarray(shape, dtype=choose_nibble_dtype(product.weights, dtype), buffer=nl.sbuf)
     load_piece(piece, unit, product, first_block)
     return piece
 
@@ -128,6 +135,9 @@ def accumulate_group_unit(product, x, first_column, piece=None):
     columns = (unit.end_column - first_column) // layout.count_groups()
     for _ in range(len(product.weights)):
         unit.banks.append(nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.psum))
+    if not product.weights[0].adds_zero_points():
+        accumulate_stacks(product, unit, x, piece)
+        return unit
     count = count_piece_blocks(product, unit)
     for first_block in range(0, blocks(product.hidden), count):
         if piece is None:
@@ -135,14 +145,59 @@ def accumulate_group_unit(product, x, first_column, piece=None):
         for k in range(piece.shape[2]):  # k: K block of the piece
             used = count_block_partitions(product.hidden, first_block + k, False)
             block = x[0:used, first_block + k, :]
-            add_group_block(unit, block, piece[0:used, :, k, :], first_block + k > 0, layout)
+            add_group_block(unit.banks, block, piece[0:used, :, k, :], first_block + k > 0, layout)
         if first_block == 0:
             # Behind the first products, so that neither they nor the last ones wait for the sums.
             product.find_negated_sums(x)
             zero_points = load_zero_points(select_unit_columns(unit, product), piece.dtype)
         piece = None
-    add_group_block(unit, product.find_negated_sums(x), zero_points, True, layout)
+    add_group_block(unit.banks, product.find_negated_sums(x), zero_points, True, layout)
     return unit
+
+
+def accumulate_stacks(product, unit, x, piece):
+    """Write the sums of a GatedUnit whose weights have scales of groups to its banks, see `stacks`.
+
+    The arguments are those of `accumulate_group_unit`.
+    """
+    if product.spread is None:
+        product.spread = spread_rows(x, product.layout.rows, product.layout.width, product.weights[0].nibbles)
+    scales, zeros = [], []
+    for weight in select_unit_columns(unit, product):
+        scales.append(view_pieces(weight.nibbles.scales, product.layout))
+        zeros.append(view_pieces(weight.nibbles.zeros, product.layout))
+    sums = StackedSums(product.spread, scales, zeros, [], [], [], 0)
+    count, columns = count_piece_blocks(product, unit), unit.banks[0].shape[1]
+    sums.load_rows(0, count)
+    if piece is None:
+        piece = load_group_piece(product, unit.first_column, x.dtype)
+    for first_block in range(0, blocks(product.hidden), count):
+        following = None
+        if first_block + count < blocks(product.hidden):
+            # The Vector engine unpacks the next piece before it scales sums, for which it waits.
+            sums.load_rows(first_block + count, first_block + 2 * count)
+            following = load_group_piece(product, unit.first_column, x.dtype, first_block + count)
+        for k in range(piece.shape[2]):  # k: K block of the piece
+            block = first_block + k
+            used = count_block_partitions(product.hidden, block, False)
+            begins = sums.begin_block(block, columns)
+            rows = product.spread.tile[0:used, block, :]
+            add_group_block(sums.banks, rows, piece[0:used, :, k, :], not begins, product.layout)
+            sums.end_block(block, unit.banks, False)
+        piece = following
+    sums.add_scaled(unit.banks, False)
+
+
+def view_pieces(rows, layout):
+    """View the columns of each group in rows [row, column] @ HBM of a unit: a list of [row, piece, column] or None."""
+    views = []
+    for group in range(layout.count_groups()):
+        if rows is None:
+            views.append(None)
+            continue
+        shape = (rows.shape[1] // (layout.count_groups() * layout.piece), layout.count_groups(), layout.piece)
+        views.append(rows.reshape_dim(1, shape)[:, :, group, :])
+    return views
 
 
 def finish_group_unit(product, unit, intermediate):
@@ -154,20 +209,21 @@ def finish_group_unit(product, unit, intermediate):
     transpose_pieces(intermediate, gated, unit.first_column, product.layout)
 
 
-def add_group_block(unit, x, weights, accumulate, layout):
-    """Add the products of one block of the contraction to the banks of a GatedUnit; write them unless `accumulate`.
+def add_group_block(banks, x, weights, accumulate, layout):
+    """Add the products of one block of the contraction to banks, one for each weight; write them unless `accumulate`.
 
-    x: [h in block, row] in SBUF. weights: [h in block, weight, column] in SBUF with the unit's columns.
+    banks: PSUM tiles [partition, column]. x: [h in block, row] in SBUF. weights: [h in block, weight, column] in SBUF
+    with the columns of a unit.
     """
     groups = layout.count_groups()
     columns = weights.shape[2]
     shape = (columns // (groups * layout.piece), groups, layout.piece)
-    for side in range(len(unit.banks)):  # gate, up
+    for side in range(len(banks)):  # gate, up
         pieces = weights[:, side, :].reshape_dim(1, shape)
         # Matmuls of different groups follow each other, so that they run at the same time.
         for group in range(groups):
             first = group * layout.width
-            bank = unit.banks[side][first : first + layout.width, :]
+            bank = banks[side][first : first + x.shape[1], :]
             nisa.nc_matmul(
                 dst=bank.reshape_dim(1, (shape[0], layout.piece)),
                 stationary=x,
@@ -181,9 +237,11 @@ def add_group_block(unit, x, weights, accumulate, layout):
 def gate_sums(unit, product, dtype):
     """Return activation(gate) * up of a GatedUnit in groups, [partition, column] in SBUF of `dtype`.
 
-    gate and up are the sums times the factors of their rows, if there are any, and the scales.
+    gate and up are the sums times the factors of their rows, if there are any, and the scales, if columns have some.
     """
     layout, factors = product.layout, product.group_factors
+    if not product.weights[0].adds_zero_points():
+        return gate_scaled_sums(unit, product, dtype)
     first = unit.first_column // (layout.count_groups() * layout.piece)
     columns = unit.banks[0].shape[1]
     end = first + columns // layout.piece
@@ -209,6 +267,21 @@ def gate_sums(unit, product, dtype):
     gate = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=gate, op=product.activation, data=scaled[0])
     nisa.tensor_tensor(dst=gated, data1=gate, data2=scaled[1], op=nl.multiply)
+    return gated
+
+
+def gate_scaled_sums(unit, product, dtype):
+    """Return what `gate_sums` returns for weights with scales of groups, which the sums in PSUM contain."""
+    factors = 1.0 if product.group_factors is None else product.group_factors
+    gated = nl.ndarray(unit.banks[0].shape, dtype=dtype, buffer=nl.sbuf)
+    if len(unit.banks) == 1:
+        nisa.activation(dst=gated, op=product.activation, data=unit.banks[0], scale=factors)
+        return gated
+    gate = nl.ndarray(unit.banks[0].shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=gate, op=product.activation, data=unit.banks[0], scale=factors)
+    nisa.scalar_tensor_tensor(
+        dst=gated, data=unit.banks[1], op0=nl.multiply, operand0=factors, op1=nl.multiply, operand1=gate
+    )
     return gated
 
 

@@ -21,6 +21,11 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.nibbles import choose_packed_blocks
+from nki_kernels.projection.stacks import (
+    StackedSums,
+    choose_nibble_dtype,
+    spread_rows,
+)
 from nki_kernels.projection.sums import OutputChunk
 from nki_kernels.projection.zero_points import load_zero_points
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
@@ -59,12 +64,12 @@ class GroupLayout(nl.NKIObject):
 
 @dataclass
 class GroupedOperands(nl.NKIObject):
-    """Operands in SBUF, [partition, chunk, column of the group]: float32 scales, and the residual or None.
+    """Operands in SBUF, [partition, chunk, column of the group]: float32 scales and the residual, or None for either.
 
     lines: of a weight of 4 bits the scales on the first partition of each quadrant, until `spread` has run; else None.
     """
 
-    scales: nl.NkiTensor
+    scales: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     lines: nl.NkiTensor | None = None
 
@@ -106,9 +111,7 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
     loads, so that the first weights do not wait behind them.
     """
     rows, shape = product.y.shape[0], (PARTITIONS, layout.chunks, layout.size)
-    lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    scales = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    residual = None
+    residual, scales, lines = None, None, None
     # The Vector engine unpacks weights of 4 bits, and GpSimd and its fast modes exclude each other.
     is_packed = product.weight.matrices[0].nibbles is not None
     fill_engine = nisa.engine.vector if is_packed else nisa.engine.gpsimd
@@ -117,13 +120,14 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
         if rows < layout.width:
             # One instruction adds all partitions, so those without a row of y hold zeros.
             nisa.memset(dst=residual, value=0.0, engine=fill_engine)
-    quadrant = PARTITIONS // 4
-    for first in range(0, PARTITIONS, quadrant):
-        transfer(
-            lines[first : first + 1, :, :], layout.view_group(product.scales, first // layout.width), queue
-        )
-    if not is_packed:
-        spread_lines(scales, lines)
+    if product.scales is not None:
+        scales = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        lines = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        for first in range(0, PARTITIONS, PARTITIONS // 4):
+            row = layout.view_group(product.scales, first // layout.width)
+            transfer(lines[first : first + 1, :, :], row, queue)
+        if not is_packed:
+            spread_lines(scales, lines)
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None and residual_rows is None:
@@ -167,7 +171,7 @@ class ChunkPiece(nl.NKIObject):
     def load(self, height, dtype):
         """Load the piece into a new SBUF tile [k in block, block, column] of `height` partitions, for `dtype` rows."""
         depth, columns = self.matrix.count_rows(), self.matrix.elements.shape[1]
-        operand_dtype = choose_operand_dtype([self.matrix], dtype)
+        operand_dtype = choose_nibble_dtype([self.matrix], dtype)
         tile = nl.ndarray((height, blocks(depth), columns), dtype=operand_dtype, buffer=nl.sbuf)
         load_blocks_into(tile, self.matrix, STATIC)
         return tile
@@ -213,23 +217,31 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
     # The Vector engine unpacks the next piece before it reads out a chunk, for which it waits.
     ahead = 0 if product.weight.matrices[0].nibbles is None else 1
     loaded = [] if loaded is None else loaded
-    bank, zero_points = None, []
+    bank, zero_points, stacks = None, [], []
+    adds_zero_points = product.weight.matrices[0].adds_zero_points()
+    scales_groups = ahead > 0 and not adds_zero_points
     for index in range(len(pieces)):
         piece = pieces[index]
         if piece.is_first:
             bank = nl.ndarray((PARTITIONS, layout.size), dtype=nl.float32, buffer=nl.psum)
-        for following in range(index + len(loaded), min(len(pieces), index + ahead + 1)):
-            x = x_parts[pieces[following].matrix_index]
-            loaded.append(pieces[following].load(x.shape[0], x.dtype))
-        add_piece(bank, product, piece, loaded.pop(0), x_parts, layout)
-        if index == 0 and ahead > 0:
+        for following in range(index, min(len(pieces), index + ahead + 1)):
+            if scales_groups and following == index + len(stacks):
+                stacks.append(request_sums(product, pieces[following], stacks, x_parts, layout))
+            if following == index + len(loaded):
+                x = x_parts[pieces[following].matrix_index]
+                loaded.append(pieces[following].load(x.shape[0], x.dtype))
+        if scales_groups:
+            add_stacked_piece(bank, piece, loaded.pop(0), stacks.pop(0), layout)
+        else:
+            add_piece(bank, product, piece, loaded.pop(0), x_parts, layout)
+        if index == 0 and adds_zero_points:
             # Behind the first products, so that neither they nor the last ones wait for the sums.
             product.find_negated_sums(x_parts)
             for matrix in product.weight.matrices:
                 zero_points.append(
                     load_zero_points([matrix], choose_operand_dtype([matrix], x_parts[0].dtype))
                 )
-        if piece.ends_part and ahead > 0:
+        if piece.ends_part and adds_zero_points:
             first = piece.chunk * layout.count_columns()
             block = zero_points[piece.matrix_index][:, 0, first : first + layout.count_columns()]
             add_block(bank, product.find_negated_sums(x_parts)[piece.matrix_index], block, True, layout)
@@ -253,6 +265,52 @@ def add_piece(bank, product, piece, tile, x_parts, layout):
         add_block(bank, x[0:used, piece.first_block + k, :], tile[0:used, k, :], accumulate, layout)
 
 
+def request_sums(product, piece, requested, x_parts, layout):
+    """Return the StackedSums that a ChunkPiece adds to, with the scales of its stacks on their way to SBUF.
+
+    requested: StackedSums of the pieces before, in a list. The other arguments are those of `multiply_in_groups`.
+    """
+    sums = (
+        requested[len(requested) - 1] if piece.first_block > 0 else plan_sums(product, piece, x_parts, layout)
+    )
+    sums.load_rows(piece.first_block, piece.first_block + blocks(piece.matrix.count_rows()))
+    return sums
+
+
+def plan_sums(product, piece, x_parts, layout):
+    """Return the StackedSums of the chunk and matrix that a ChunkPiece begins; the first chunk spreads the rows.
+
+    The arguments are those of `multiply_in_groups`.
+    """
+    matrix = product.weight.matrices[piece.matrix_index]
+    if product.spread is None:
+        product.spread = []
+    if len(product.spread) == piece.matrix_index:
+        x = x_parts[piece.matrix_index]
+        product.spread.append(spread_rows(x, product.y.shape[0], layout.width, matrix.nibbles))
+    scales, zeros = [], []
+    for group in range(layout.count_groups()):
+        scales.append(layout.view_group(matrix.nibbles.scales, group)[:, piece.chunk, :])
+        rows = matrix.nibbles.zeros
+        zeros.append(None if rows is None else layout.view_group(rows, group)[:, piece.chunk, :])
+    return StackedSums(product.spread[piece.matrix_index], [scales], [zeros], [], [], [], 0)
+
+
+def add_stacked_piece(bank, piece, tile, sums, layout):
+    """Add the product of a ChunkPiece in SBUF, times the scales of its groups, to a PSUM bank, see `stacks`.
+
+    sums: StackedSums of the chunk and matrix. The other arguments are those of `add_piece`.
+    """
+    for k in range(tile.shape[1]):  # k: K block of the piece
+        block = piece.first_block + k
+        used = min(PARTITIONS, piece.matrix.count_rows() - k * PARTITIONS)
+        begins = sums.begin_block(block, layout.size)
+        add_block(sums.banks[0], sums.rows.tile[0:used, block, :], tile[0:used, k, :], not begins, layout)
+        sums.end_block(block, [bank], piece.matrix_index > 0)
+    if piece.ends_part:
+        sums.add_scaled([bank], piece.matrix_index > 0)
+
+
 def add_block(bank, x, weight, accumulate, layout):
     """Add the product of one block of the contraction to a PSUM bank of a chunk; write it unless `accumulate`.
 
@@ -262,7 +320,7 @@ def add_block(bank, x, weight, accumulate, layout):
     for group in range(layout.count_groups()):
         first = group * layout.width
         nisa.nc_matmul(
-            dst=bank[first : first + layout.width, :],
+            dst=bank[first : first + x.shape[1], :],
             stationary=x,
             moving=weight[:, group * layout.size : (group + 1) * layout.size],
             accumulate=accumulate,
@@ -281,12 +339,13 @@ def append_chunk(product, operands, bank, chunk, layout):
     appended.total = nl.ndarray((rows, 1, width), dtype=product.y.dtype, buffer=nl.sbuf)
     for group in range(layout.count_groups()):
         partition = group * layout.width
-        nisa.tensor_tensor(
-            dst=appended.partial[:, 0, group * layout.size : (group + 1) * layout.size],
-            data1=bank[partition : partition + rows, :],
-            data2=operands.scales[partition : partition + rows, chunk, :],
-            op=nl.multiply,
-        )
+        dst = appended.partial[:, 0, group * layout.size : (group + 1) * layout.size]
+        sums = bank[partition : partition + rows, :]
+        if operands.scales is None:
+            nisa.activation(dst=dst, op=nl.copy, data=sums)
+            continue
+        scales = operands.scales[partition : partition + rows, chunk, :]
+        nisa.tensor_tensor(dst=dst, data1=sums, data2=scales, op=nl.multiply)
     product.rank_sum.append(appended)
 
 
@@ -294,7 +353,11 @@ def store_chunk(product, operands, bank, chunk, layout):
     """Store residual + scales * sums of a chunk to y @ HBM. bank: PSUM tile [partition, column of the group]."""
     rows = product.y.shape[0]
     y_tile = nl.ndarray(bank.shape, dtype=product.y.dtype, buffer=nl.sbuf)
-    if operands.residual is None:
+    if operands.scales is None and operands.residual is None:
+        nisa.activation(dst=y_tile, op=nl.copy, data=bank)
+    elif operands.scales is None:
+        nisa.tensor_tensor(dst=y_tile, data1=bank, data2=operands.residual[:, chunk, :], op=nl.add)
+    elif operands.residual is None:
         nisa.tensor_tensor(dst=y_tile, data1=bank, data2=operands.scales[:, chunk, :], op=nl.multiply)
     else:
         scaled = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)

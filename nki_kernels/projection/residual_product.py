@@ -87,7 +87,8 @@ class ResidualProduct(nl.NKIObject):
     the weight's columns; None for a plain weight. column_scales: [row, N] in SBUF with the scales on every row
     once `load_scales` has run; None before, and for a plain weight. negated_sums: for a weight of 4 bits the sums of
     the rows, see `find_negated_sums`; None before, and for other weights. minus_ones: result of `fill_minus_ones` once
-    the first sums are computed.
+    the first sums are computed. spread: for scales of groups the SpreadRows of each matrix of the weight, as far as
+    `grouped_product` has made them.
     """
 
     y: nl.NkiTensor
@@ -101,6 +102,7 @@ class ResidualProduct(nl.NKIObject):
     column_scales: nl.NkiTensor | None = None
     negated_sums: list | None = None
     minus_ones: nl.NkiTensor | None = None
+    spread: list | None = None
 
     def find_negated_sums(self, x_parts):
         """Return the results of `negate_sums` for x_parts, the SBUF tiles of the rows in a list.
@@ -180,6 +182,11 @@ def count_chunk_columns(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, count_tile_rows(ranks)))
 
 
+def count_packed_blocks(matrix, width):
+    """Return how many K blocks of `width` columns of a packed WeightMatrix make a piece."""
+    return choose_packed_blocks((PACKED_ELEMENTS if matrix.adds_zero_points() else PIECE_ELEMENTS) // width)
+
+
 @dataclass
 class ChunkStart(nl.NKIObject):
     """The first piece of a chunk whose weight has 4 bits, to be unpacked ahead.
@@ -200,7 +207,7 @@ class ChunkStart(nl.NKIObject):
             ranks = self.product.rank_sum.sequence_ranks
             end = self.first_column + count_chunk_columns(x.shape[2], ranks)
             columns = (self.first_column, min(self.product.y.shape[1], end))
-            count = choose_packed_blocks(PACKED_ELEMENTS // (columns[1] - columns[0]))
+            count = count_packed_blocks(weight.matrices[0], columns[1] - columns[0])
             self.piece = load_piece(weight.matrices[0], weight, 0, count, columns, x)
 
 
@@ -234,7 +241,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
     group_width = (
         PARTITIONS if product.scales is None or is_e4m3(x_parts[0].dtype) else choose_group_width(rows)
     )
-    if weight.matrices[0].nibbles is not None:
+    if weight.matrices[0].adds_zero_points():
         # Before the products, so that their last ones do not wait for the sums.
         product.find_negated_sums(x_parts)
     accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
@@ -245,7 +252,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
         if is_e4m3(x.dtype):
             blocks_per_piece += blocks_per_piece % 2
         if weight.matrices[index].nibbles is not None:
-            blocks_per_piece = choose_packed_blocks(PACKED_ELEMENTS // width)
+            blocks_per_piece = count_packed_blocks(weight.matrices[index], width)
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
             piece = start.piece if start is not None and index == 0 and k == 0 else None
             if piece is None:
@@ -257,7 +264,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
                 accumulate_in_groups(accumulators, x, piece, index > 0, group_width)
             else:
                 accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
-    if weight.matrices[0].nibbles is not None:
+    if weight.matrices[0].adds_zero_points():
         add_zero_points(accumulators, product, x_parts, chunk.columns, group_width)
     if following is not None:
         following.load()

@@ -11,15 +11,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.nibbles import UNIT
+from nki_kernels.nibbles import SYMMETRIC_ZERO, UNIT
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, filled
 
 QUADRANT = PARTITIONS // 4
 ROWS = 2 * QUADRANT + 1
 """Partitions of the block: the three parts are on 0, 32 and 64."""
-
-SYMMETRIC_ZERO = 8
-"""The zero point of every column where none is stored."""
 
 
 def fill_minus_ones(dtype):

@@ -15,14 +15,13 @@ from tests.kernels.accuracy import compare, find_faults, in_order, named, run
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, Ranks, refuse, vary
 from tests.kernels.test_feed_forward import QUANTISED, block
 
-FORMAT = Int4("compressed-tensors", symmetric=False)
 
-
-def pack(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return packed elements, scales [1, N] and zero points [1, N] of a weight [K, N] of floats."""
-    passed = FORMAT.pass_to_kernels(FORMAT.pack(np.pad(weight, ((0, weight.shape[0] % 2), (0, 0))).T))
+def pack(weight: np.ndarray, group: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return packed elements, and scales and zero points [1 or K / group, N], of a weight [K, N] of floats."""
+    format = Int4("compressed-tensors", group, symmetric=False)
+    passed = format.pass_to_kernels(format.pack(np.pad(weight, ((0, weight.shape[0] % 2), (0, 0))).T))
     rows = {name: np.ascontiguousarray(array.T) for name, array in passed.items()}
-    return FORMAT.arrange("elements", rows["elements"]), rows["scales"], rows["zeros"]
+    return format.arrange("elements", rows["elements"]), rows["scales"], rows["zeros"]
 
 
 def packed_block(
@@ -36,16 +35,22 @@ def packed_block(
     norm_weight: bool = True,
     norm_bias: bool = False,
     row_gate: bool = False,
+    group: int | None = None,
+    scale_dtype: Any = F32,
 ) -> tuple[Any, ...]:
-    """Return the arguments of a block whose matrices have 4 bits; without `zeros` all zero points are 8."""
+    """Return the arguments of a block whose matrices have 4 bits; without `zeros` all zero points are 8.
+
+    group: rows that share a scale, None for all. scale_dtype: dtype of the scales.
+    """
     arguments = named(
         kernels.mlp,
         block(tokens, hidden, inner, dtype, F32, w_gate, biases, norm_weight, norm_bias, row_gate),
     )
     for name in QUANTISED:
         if arguments[name] is not None:
-            arguments[name], arguments[f"{name}_scales"], zero_row = pack(arguments[name])
-            arguments[f"{name}_zeros"] = zero_row if zeros else None
+            arguments[name], scales, zero_rows = pack(arguments[name], group)
+            arguments[f"{name}_scales"] = scales.astype(scale_dtype)
+            arguments[f"{name}_zeros"] = zero_rows if zeros else None
     for name, argument in arguments.items():
         is_row = isinstance(argument, np.ndarray) and argument.shape[0] == 1
         if is_row and not name.endswith(("_scales", "_zeros")) and argument.dtype != np.uint8:
@@ -95,7 +100,7 @@ class TestPackedMlp(KernelTests):
             refuse("zero points are uint8 [1, 24], one for each", w_down_zeros=lambda z: z.astype(F32)),
             refuse("zero points are those of uint8 elements", w_up=np.zeros((24, 40), ml_dtypes.float8_e4m3)),
             refuse(
-                "2 of 3 weights are packed nibbles; pack all of a block or none",
+                "one of gate and up is packed nibbles and the other is not; pack both or neither",
                 w_up=np.zeros((24, 40), np.int8),
                 w_up_zeros=None,
             ),
