@@ -80,8 +80,8 @@ class Int4(Format):
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
-        """Elements, scales and stored zero points, or none if scales differ within a row."""
-        return () if self.group is not None else self._stored_tensors
+        """Elements, scales and stored zero points."""
+        return self._stored_tensors
 
     @property
     def kernel_options(self) -> tuple[str, ...]:

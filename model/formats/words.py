@@ -154,7 +154,8 @@ class Words(Groups):
         is_symmetric = self.is_symmetric and bool((zeros == middle).all())
         in_order = np.arange(shape[1], dtype=np.int32) // (packing.group or shape[1])
         is_ordered = not np.array_equal(stored[_G_IDX], in_order)
-        format = _choose_format(self.method, packing, is_symmetric, is_ordered)
+        has_part = packing.group is not None and shape[1] % packing.group > 0
+        format = _choose_format(self.method, packing, is_symmetric, is_ordered, has_part)
         weight = QuantisedWeight.from_tensors(format, stored, shape, dtype)
         return replace(weight, packing=packing)
 
@@ -204,7 +205,9 @@ class Words(Groups):
         return stored
 
 
-def _choose_format(method: str, packing: WordPacking, is_symmetric: bool, is_ordered: bool) -> Format:
+def _choose_format(
+    method: str, packing: WordPacking, is_symmetric: bool, is_ordered: bool, has_part: bool = False
+) -> Format:
     """Return the format of weights: one that kernels may read if there is one, else `Affine`, which is widened.
 
     Args:
@@ -212,8 +215,9 @@ def _choose_format(method: str, packing: WordPacking, is_symmetric: bool, is_ord
         packing: The packing of the weights.
         is_symmetric: Whether all zero points are in the middle of the elements.
         is_ordered: Whether the groups of inputs are not runs of neighbours.
+        has_part: Whether the last group has fewer inputs than the others.
     """
-    if not is_ordered and packing.bits == 4 and packing.group in _INT4_GROUPS:
+    if not is_ordered and not has_part and packing.bits == 4 and packing.group in _INT4_GROUPS:
         return Int4(method, packing.group, is_symmetric)
     if not is_ordered and packing.bits == 8 and is_symmetric:
         return Scaled(method, 1, packing.group, INT8)

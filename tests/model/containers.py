@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
@@ -14,13 +15,17 @@ from model.device import SimulatedDevice
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
+from model.plan.memory import compute_footprint
+from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from tests.kernels.accuracy import last_place
 from tests.model.folders import write_folder
 
 FILE = "model.safetensors"
 SIZES = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
 PREFILL = [5, 3, 9, 1]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 Tensors = dict[str, np.ndarray]
 Draw = Callable[[str, tuple[int, int], np.random.Generator], "tuple[Tensors, np.ndarray] | None"]
@@ -67,6 +72,29 @@ def check_numbers(folder: Path, numbers: Tensors, tolerance: float = 0.0) -> Non
         widened = np.asarray(checkpoint[name])
         assert widened.dtype == number.dtype and widened.shape == number.shape
         assert (np.abs(widened - number) <= tolerance * np.abs(number)).all(), name
+
+
+def check_generates_in_bfloat16(folder: Path, numbers: Tensors) -> None:
+    """Check logits in bfloat16 on 1 and 2 ranks: at most twice as far from float32 as those of widened weights.
+
+    One last place of the largest logit is allowed on top, as in `tests.kernels.accuracy`. A plan counts the bytes that
+    ranks hold.
+    """
+    config = load_config(folder)
+    checkpoint = open_checkpoint(folder, config)
+    for ranks in (1, 2):
+        shards = [
+            shard_weights(config, weights, ranks, dtype="bfloat16") for weights in (checkpoint, numbers)
+        ]
+        nbytes = sum(array.nbytes for array in shards[0][0].arrays.values())
+        assert compute_footprint(load_model(folder), "bfloat16", ranks, 16).weight_bytes == nbytes
+        device = SimulatedDevice("trn2", ranks)
+        stored, widened = (KernelModel(config, shard, device, 128) for shard in shards)
+        reference = ReferenceModel(config, numbers, "float32", ranks=ranks)
+        for run in (lambda model: model.prefill([PREFILL])[0], lambda model: model.decode([7], [4])[0]):
+            truth, *outputs = (run(model).logits.astype(np.float64) for model in (reference, stored, widened))
+            error, widened_error = (np.abs(output - truth).max() for output in outputs)
+            assert error <= 2 * widened_error + last_place(BFLOAT16, float(np.abs(truth).max()))
 
 
 def check_generates(folder: Path, numbers: Tensors) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from model.runners.reference import ReferenceModel
 from tests.model.containers import (
     Tensors,
     check_generates,
+    check_generates_in_bfloat16,
     check_numbers,
     configure,
     save,
@@ -65,12 +67,16 @@ def draw_fp8(module: str, shape: tuple[int, int], random: np.random.Generator) -
     return stored, elements.astype(np.float32) * scales
 
 
-def draw_int4(module: str, shape: tuple[int, int], random: np.random.Generator) -> tuple[Tensors, np.ndarray]:
-    """Return a weight of nibbles with a scale and a zero point for each group of 32, packed eight in a word."""
+def draw_int4(
+    module: str, shape: tuple[int, int], random: np.random.Generator, group: int = 32
+) -> tuple[Tensors, np.ndarray]:
+    """Return a weight of nibbles with a scale and a zero point for each group of inputs, packed eight in a word."""
     (rows, columns), shifts = shape, 4 * np.arange(8)
-    nibbles, zeros = random.integers(0, 16, shape), random.integers(0, 16, (rows, columns // 32))
+    nibbles, zeros = random.integers(0, 16, shape), random.integers(0, 16, (rows, columns // group))
     scales = draw_scales(zeros.shape, random) * np.float32(16)
-    numbers = (nibbles - np.repeat(zeros, 32, axis=1)) * np.repeat(scales.astype(np.float64), 32, axis=1)
+    numbers = (nibbles - np.repeat(zeros, group, axis=1)) * np.repeat(
+        scales.astype(np.float64), group, axis=1
+    )
     words = (nibbles.reshape(rows, -1, 8) << shifts).sum(axis=2)
     zero_words = (zeros.reshape(-1, 8, zeros.shape[1]) << shifts[:, None]).sum(axis=1)
     stored = {
@@ -119,7 +125,7 @@ MX: dict[str, Any] = {
 STORAGES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Tensors, np.ndarray]], str]] = {
     "naive-quantized": (FP8, draw_fp8, "float8_e4m3"),
     "int-quantized": (INT8, draw_int8, "int8"),
-    "pack-quantized": (INT4, draw_int4, ""),
+    "pack-quantized": (INT4, draw_int4, "uint8"),
     "mxfp4-pack-quantized": (MX | {"num_bits": 4}, draw_mxfp4, ""),
     "mxfp8-quantized": (MX | {"num_bits": 8}, draw_mxfp8, ""),
 }
@@ -134,6 +140,15 @@ def test_a_folder_of_each_storage_computes_its_numbers_on_one_and_two_ranks(
     _, numbers = write_container(tmp_path / "m", describe(storage, weights), draw)
     check_numbers(tmp_path / "m", numbers)
     assert check_generates(tmp_path / "m", numbers) == {"float32"} | ({dtype} if dtype else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [32, 128])
+def test_groups_are_computed_in_bfloat16_on_one_and_two_ranks(tmp_path: Path, group: int) -> None:
+    """Ranks have groups of the inputs of `down_proj`; rows are so few that their sums are scaled."""
+    config, draw = describe("pack-quantized", INT4 | {"group_size": group}), partial(draw_int4, group=group)
+    _, numbers = write_container(tmp_path / "m", config, draw, hidden_size=128, intermediate_size=512)
+    check_generates_in_bfloat16(tmp_path / "m", numbers)
 
 
 def refuse(folder: Path) -> str:

@@ -20,6 +20,7 @@ from tests.deep import deep_except
 from tests.model.containers import (
     Tensors,
     check_generates,
+    check_generates_in_bfloat16,
     check_numbers,
     configure,
     save,
@@ -138,11 +139,23 @@ def test_widened_numbers_and_parts_of_them_are_those_that_were_packed(tmp_path: 
     ],
 )
 def test_a_folder_computes_its_numbers_on_one_and_two_ranks(tmp_path: Path, case: str) -> None:
-    """Kernels read elements with one scale for each output as they are stored."""
+    """Kernels read elements of 4 bits as they are stored, and those of 8 bits with one scale for each output."""
     draw, _ = CASES[case]
     _, numbers = write_container(tmp_path / "m", describe(draw), draw)
-    stored = ({"int8"} if "8 bits" in case else {"uint8"}) if "per output" in case else set()
+    stored = {"int8"} if "8 bits" in case else set() if "order" in case else {"uint8"}
     assert check_generates(tmp_path / "m", numbers) == {"float32"} | stored
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("version", [1, "awq"])
+def test_groups_are_computed_in_bfloat16_on_one_and_two_ranks(
+    tmp_path: Path, version: Any, group: int
+) -> None:
+    """Ranks have groups of the inputs of `down_proj`; rows are so few that their sums are scaled."""
+    draw = Draw(version=version, group=group, symmetric=False)
+    _, numbers = write_container(tmp_path / "m", describe(draw), draw, hidden_size=128, intermediate_size=512)
+    check_generates_in_bfloat16(tmp_path / "m", numbers)
 
 
 def test_activation_order_is_widened_and_a_warning_says_so(tmp_path: Path) -> None:
