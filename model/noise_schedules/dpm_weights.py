@@ -80,18 +80,18 @@ def find_weights(
     if algorithm.integrates_clean:
         exponent, scale = -rate * step, signal
         images = noise / noise_before * math.exp(-step if algorithm.is_stochastic else 0.0)
-        deviation = noise * math.sqrt(-math.expm1(-2 * step))
+        variance = -math.expm1(-2 * step)
     else:
         exponent, scale = step, rate * noise
         images = signal / signal_before
-        deviation = noise * math.sqrt(math.expm1(2 * step)) if algorithm.is_stochastic else 0.0
+        variance = math.expm1(2 * step)
     moments = integrate_powers(exponent, len(lambdas))
     if len(lambdas) == 2 and solver_type is SolverType.MIDPOINT:
         moments[1] = moments[0] / 2
     if len(lambdas) == 3 and exact_curvature:
         moments[2] *= 2
     predictions = expand_differences([-scale * moment for moment in moments], lambdas, step)
-    return Weights(images, predictions, deviation if algorithm.is_stochastic else 0.0)
+    return Weights(images, predictions, noise * math.sqrt(variance) if algorithm.is_stochastic else 0.0)
 
 
 def integrate_powers(exponent: float, count: int) -> list[float]:
