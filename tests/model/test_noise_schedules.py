@@ -361,6 +361,13 @@ def test_refuses_missing_noise(noise: np.ndarray | None) -> None:
     schedule.step(trajectory, (), 4, draws.outputs[0], draws.start)
 
 
+@pytest.mark.parametrize("name", ["ddpm", "ancestral", "dpm sde", "flow euler stochastic"])
+def test_last_step_needs_no_noise(name: str) -> None:
+    schedule, trajectory = read_case(CASES[name])
+    needs = [schedule.needs_noise(trajectory, index) for index in range(trajectory.passes)]
+    assert needs == [True] * (trajectory.passes - 1) + [False]
+
+
 def test_refuses_a_learned_variance_that_the_model_does_not_return() -> None:
     schedule = read_schedule(Case("DDPM", {"variance_type": "learned_range"}).config)
     trajectory, draws = schedule.plan(5), make_draws(5, learned=True)
