@@ -31,13 +31,22 @@ def texts(model: LoadedModel) -> list[list[int]]:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_numbers_have_as_many_levels_as_their_bits_and_keep_their_ends(bits: int, axis: int) -> None:
+    """Roundings of float32 are relative to 2^-24: of the range twice in the scale, and once in its multiples.
+
+    A quotient has two roundings, which move the nearest level by so much of the range. The sum with the least number is
+    rounded once.
+    """
     rows = np.random.default_rng(2).standard_normal((300, 300)).astype(np.float32)
     rounded = round_to_levels(rows, bits, axis)
     assert len(np.unique(np.take(rounded, 7, axis=1 - axis))) <= 2**bits
-    step = (rows.max(axis, keepdims=True) - rows.min(axis, keepdims=True)) / (2**bits - 1)
-    assert (np.abs(rounded - rows) <= step / 2 + 1e-5).all()
-    np.testing.assert_allclose(rounded.min(axis), rows.min(axis))
-    np.testing.assert_allclose(rounded.max(axis), rows.max(axis), rtol=1e-5)
+    least, largest = (end(axis, keepdims=True).astype(np.float64) for end in (rows.min, rows.max))
+    span, sums = largest - least, np.maximum(np.abs(least), np.abs(largest))
+    bound = 2.0**-24 * (5 * span + sums)
+    assert (np.abs(rounded - rows.astype(np.float64)) <= span / (2**bits - 1) / 2 + bound).all()
+    assert np.array_equal(rounded.min(axis, keepdims=True), least)
+    # The quotient of the largest number is rounded to the last level, so that only three roundings are of the range.
+    ends = np.abs(rounded.max(axis, keepdims=True) - largest)
+    assert (ends <= 2.0**-24 * (3 * span + np.abs(largest))).all()
     assert np.array_equal(round_to_levels(np.ones((3, 3), np.float32), bits, axis), np.ones((3, 3)))
 
 
