@@ -269,8 +269,10 @@ QUANTISED_VALUES = [
         quantised_stacks=[STACKS[:2], STACKS[1:], STACKS[2:]],
         biases=True,
     ),
-    *vary(tokens=[3, 30], hidden=2056, inner=24, experts=40, top_k=3),
+    dict(tokens=3, hidden=2056, inner=24, experts=40, top_k=3),
 ]
+MANY_EXPERTS = dict(tokens=30, hidden=2056, inner=24, experts=40, top_k=3)
+"""Sizes with which a prompt has reserved blocks, and a loop over dealt ones."""
 QUANTISED_REFUSALS = [
     refuse(
         "w_up_scales is float32 [6, 1, 10], one for each expert and column of w_up, not bfloat16 (6, 1, 10)",
@@ -290,7 +292,7 @@ class TestQuantisedExpertsDecode(KernelTests):
     case = KernelCase(
         kernels.experts_decode,
         partial(quantised, kernels.experts_decode),
-        values=[*QUANTISED_VALUES, dict(tokens=128, hidden=136, inner=140)],
+        values=[*QUANTISED_VALUES, MANY_EXPERTS, dict(tokens=128, hidden=136, inner=140)],
         refusals=QUANTISED_REFUSALS,
         undefined=[Undefined(dict(n=7), dict(tokens=30), np.inf, rows=[7], chips=GEN3_ON)],
         ranks=[
@@ -341,6 +343,17 @@ class TestBlockScaledExpertsPrefill(KernelTests):
         values=[*BLOCK_VALUES, *vary(tokens=300, hidden=264, inner=140, elements=[FP8, INT8])],
         every_chip=[*vary(tokens=[30, 260], hidden=136, inner=140)],
         refusals=BLOCK_REFUSALS,
+    )
+
+
+class TestQuantisedExpertsPrefillInALoop(KernelTests):
+    """Choices decide how many dealt blocks have rows, and so which results are written: replay is refused."""
+
+    case = KernelCase(
+        kernels.experts_prefill,
+        partial(quantised, kernels.experts_prefill),
+        every_chip=[MANY_EXPERTS],
+        replays=False,
     )
 
 
