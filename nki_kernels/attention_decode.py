@@ -100,6 +100,9 @@ Cost
     fp8 takes 99 us scheduled, bfloat16 96: GpSimd addresses as many pieces, and Scalar copies as many transposed keys.
     DMA casts caches of int8: 174 us. Conversion on chip was tried: keys on the Scalar engine, values on GpSimd take 129
     us in program order, and 223 from pages, where Vector converts keys before they are transposed.
+    Pages of 4 bits take 139 us scheduled and 217 in program order for these 16 sequences, in pages of 16: Vector
+    splits bytes and multiplies keys by their scales, Scalar converts values, whose scales multiply the weights. With
+    scales multiplied into the values on Vector they took 236.
 """
 
 from __future__ import annotations

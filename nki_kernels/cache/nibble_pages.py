@@ -139,18 +139,23 @@ def widen_nibbles(target, packed, scales):
         packed: uint8 [partition, run, position, D / 2] in SBUF.
         scales: shaped like `target`, in SBUF, broadcast over the positions of a run or over D.
     """
-    rows, runs, positions, half = packed.shape
-    nibbles = nl.ndarray((rows, runs, positions, 2 * half), dtype=nl.float8_e4m3, buffer=nl.sbuf)
-    split_nibbles(nibbles[:, :, :, 0:half], packed, False)
-    split_nibbles(nibbles[:, :, :, half:], packed, True)
     nisa.scalar_tensor_tensor(
         dst=target,
-        data=nibbles.view(nl.uint8),
+        data=unpack_nibbles(packed),
         op0=nl.subtract,
         operand0=MIDDLE,
         op1=nl.multiply,
         operand1=scales,
     )
+
+
+def unpack_nibbles(packed):
+    """Return the nibbles of bytes [partition, run, position, D / 2] as a new uint8 SBUF tile, [..., D]."""
+    rows, runs, positions, half = packed.shape
+    nibbles = nl.ndarray((rows, runs, positions, 2 * half), dtype=nl.float8_e4m3, buffer=nl.sbuf)
+    split_nibbles(nibbles[:, :, :, 0:half], packed, False)
+    split_nibbles(nibbles[:, :, :, half:], packed, True)
+    return nibbles.view(nl.uint8)
 
 
 def pack_reference(rows: np.ndarray, axis: int, bits: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.nibble_pages import SCALE_BYTES, SCALE_ROWS, check_pages, widen_nibbles
+from nki_kernels.cache.nibble_pages import (
+    MIDDLE,
+    SCALE_BYTES,
+    SCALE_ROWS,
+    check_pages,
+    unpack_nibbles,
+    widen_nibbles,
+)
 from nki_kernels.cache.pages import (
     MAX_ROWS,
     PagedCache,
@@ -67,8 +74,8 @@ class PageArguments(nl.NKIObject):
 class PackedGroup(nl.NKIObject):
     """Loaded pages of a group as bytes in SBUF, before they are widened.
 
-    nibbles: [128, sequence, chunk, kv head, D / 2], of values with the bytes of a scale behind. scales: of keys,
-    [128, sequence, run, kv head, 2 * D] uint8; of values None.
+    nibbles: [128, sequence, run, position, kv head, D / 2], of values with the bytes of a scale behind. scales: of
+    keys, [128, sequence, run, the 2 * D bytes of each kv head] uint8; of values None.
     """
 
     box: object
@@ -80,8 +87,9 @@ class PackedPages(nl.NKIObject):
     """Full pages of keys and values in 4 bits, and `newest`, the `PagedCache` of the pages that new tokens fill.
 
     k_pages, v_pages: see `cache.nibble_pages`. block_tables [B, N] int32: the full pages of each sequence, in the order
-    of positions; what follows may name any page. `share` None means all sequences. `loaded_keys`, `loaded_values`:
-    groups that are loaded and not yet widened, in the order of loads.
+    of positions; what follows may name any page. `loaded_keys`, `loaded_values`: groups that are loaded and not yet
+    widened or unpacked, in the order of loads. `value_scales`: scales of the values of unpacked groups, [128, unit,
+    chunk] float32 in SBUF.
     """
 
     transposes_keys = True
@@ -99,7 +107,8 @@ class PackedPages(nl.NKIObject):
         self.capacity = self.blocks * self.block + self.newest_positions
         # Cores do not divide the positions of a sequence.
         self.slots_together = self.capacity
-        self.loaded_keys, self.loaded_values = [], []
+        self.loaded_keys, self.loaded_values, self.value_scales = [], [], []
+        self.minus_middle = None
         self.key_rows, self.scale_rows, self.value_rows, self.newest_rows = None, None, None, None
 
     def check(self, tokens):
@@ -165,6 +174,7 @@ class PackedPages(nl.NKIObject):
         `newest_rows` [block, sequence] those of the newest pages. All are int32 in SBUF and exact in float32, because
         a cache has at most MAX_ROWS rows.
         """
+        self.minus_middle = filled((PARTITIONS, 1), -MIDDLE)
         run = compute_run_length(self.block, sizes)
         numbers = load_run_numbers(self.block_tables, self.block, run, sizes.full // run, STATIC)
         pages = shift_right(numbers, (self.block // run).bit_length() - 1)
@@ -211,37 +221,47 @@ class PackedPages(nl.NKIObject):
     def load_group(self, pages, rows, box, sizes):
         """Return a new `PackedGroup`, which DMAs fill: one for each run and sequence, and of keys one for its scales.
 
+        A run that is a whole page of all kv heads comes with the scales behind it: GpSimd takes as long to address a
+        piece of 256 bytes as one of 4 KiB.
+
         Args:
             pages: k_pages or v_pages in HBM.
             rows: first row of each run, [128, run, sequence] int32 in SBUF.
             box: (first sequence, end, first kv head, end).
         """
         first, end, head, last = box
-        _, page_rows, heads, width = pages.shape
-        length, runs = compute_run_length(self.block, sizes), rows.shape[1]
-        shape = (PARTITIONS, end - first, sizes.full, last - head, width)
-        group = PackedGroup(box, nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf), None)
-        scale_width = SCALE_ROWS * width
-        if page_rows > self.block:
-            shape = (PARTITIONS, end - first, runs, last - head, scale_width)
+        count, page_rows, heads, width = pages.shape
+        local, sequences, runs = last - head, end - first, rows.shape[1]
+        length, pitch = compute_run_length(self.block, sizes), heads * width
+        scale_bytes = (page_rows - self.block) * local * width
+        together = scale_bytes > 0 and length == self.block and local == heads
+        loaded_rows = page_rows if together else length
+        shape = (PARTITIONS, sequences, runs, loaded_rows * local * width)
+        loaded = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
+        nibbles = loaded[:, :, :, 0 : length * local * width].reshape_dim(3, (length, local, width))
+        group = PackedGroup(box, nibbles, None)
+        if together:
+            group.scales = loaded[:, :, :, length * local * width :]
+        elif scale_bytes > 0:
+            shape = (PARTITIONS, sequences, runs, scale_bytes)
             group.scales = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
-        pitch = heads * width
-        flat = pages.reshape((pages.shape[0] * page_rows, pitch))
-        pattern = [[pitch, PARTITIONS], [pitch, length], [1, (last - head) * width]]
-        scale_pattern = [[pitch, PARTITIONS], [1, (last - head) * scale_width]]
+        flat = pages.reshape((count * page_rows, pitch))
+        pattern = [[pitch, PARTITIONS], [pitch, loaded_rows], [1, local * width]]
         for sequence in range(first, end):
             for run in range(runs):
-                row = rows[:, run, sequence : sequence + 1]
-                source = flat.ap(pattern=pattern, offset=head * width, vector_offset=row)
-                chunk = run * length
-                nisa.dma_copy(dst=group.nibbles[:, sequence - first, chunk : chunk + length], src=source)
-                if group.scales is not None:
+                source = flat.ap(
+                    pattern=pattern,
+                    offset=head * width,
+                    vector_offset=rows[:, run, sequence : sequence + 1],
+                )
+                nisa.dma_copy(dst=loaded[:, sequence - first, run, :], src=source)
+                if scale_bytes > 0 and not together:
                     source = flat.ap(
-                        pattern=scale_pattern,
-                        offset=self.block * pitch + head * scale_width,
+                        pattern=[[pitch, PARTITIONS], [1, scale_bytes]],
+                        offset=self.block * pitch + head * (page_rows - self.block) * width,
                         vector_offset=self.scale_rows[:, run, sequence : sequence + 1],
                     )
-                    nisa.dma_copy(dst=group.scales[:, sequence - first, run], src=source)
+                    nisa.dma_copy(dst=group.scales[:, sequence - first, run, :], src=source)
         return group
 
     def gather_newest(self, tile, cache, box, sizes):
@@ -268,25 +288,56 @@ class PackedPages(nl.NKIObject):
     def widen_keys(self, tile, sizes):
         """Convert the keys of the group that was loaded first to rows in `tile` [128, sequence, chunk, kv head, D]."""
         group = self.loaded_keys.pop(0)
-        runs = group.scales.shape[2]
-        length = sizes.full // runs
-        for sequence in range(group.nibbles.shape[1]):
-            for head in range(group.nibbles.shape[3]):
+        _, sequences, runs, length, heads, _ = group.nibbles.shape
+        for sequence in range(sequences):
+            scales = group.scales[:, sequence].view(nl.bfloat16).reshape_dim(2, (heads, self.depth))
+            for head in range(heads):
                 target = tile[:, sequence, 0 : sizes.full, head, :].reshape_dim(1, (runs, length))
-                packed = group.nibbles[:, sequence, :, head, :].reshape_dim(1, (runs, length))
-                scales = group.scales[:, sequence, :, head, :].view(nl.bfloat16)
-                widen_nibbles(target, packed, scales.expand_dim(2).broadcast(2, length))
+                packed = group.nibbles[:, sequence, :, :, head, :]
+                widen_nibbles(target, packed, scales[:, :, head, :].expand_dim(2).broadcast(2, length))
 
-    def widen_values(self, tile, sizes):
-        """Convert the values of the group that was loaded first to rows in `tile`, as `widen_keys` does."""
+    def unpack_values(self, tile, valid, sizes):
+        """Convert the values of the group that was loaded first to whole numbers -8 … 7 in rows of `tile`.
+
+        Their scales multiply the weights of the softmax, see `scale_weights`.
+
+        Args:
+            tile: [128, sequence, chunk, kv head, D] in SBUF.
+            valid: 1 for each key that the new token sees, [128, unit, chunk] uint8 in SBUF.
+        """
         group = self.loaded_values.pop(0)
         half = self.depth // 2
-        for sequence in range(group.nibbles.shape[1]):
-            for head in range(group.nibbles.shape[3]):
-                target = tile[:, sequence, 0 : sizes.full, head, :].expand_dim(2)
-                packed = group.nibbles[:, sequence, :, head, 0:half].expand_dim(2)
-                scales = group.nibbles[:, sequence, :, head, half : half + SCALE_BYTES].view(nl.float32)
-                widen_nibbles(target, packed, scales.expand_dim(3).broadcast(3, self.depth))
+        _, sequences, runs, length, heads, _ = group.nibbles.shape
+        scales = nl.ndarray((PARTITIONS, valid.shape[1], sizes.full), dtype=nl.float32, buffer=nl.sbuf)
+        # The weights of other positions are 0, but a page behind the last one may hold a scale that is not a number.
+        nisa.memset(dst=scales, value=0.0)
+        for sequence in range(sequences):
+            for head in range(heads):
+                target = tile[:, sequence, 0 : sizes.full, head, :].reshape_dim(1, (runs, length))
+                rows = group.nibbles[:, sequence, :, :, head, :]
+                # The Scalar engine has less to do than the Vector engine, which widens keys.
+                nibbles = unpack_nibbles(rows[:, :, :, 0:half])
+                nisa.activation(dst=target, op=nl.copy, data=nibbles, bias=self.minus_middle)
+                stored = rows[:, :, :, half : half + SCALE_BYTES].view(nl.float32)
+                unit = sequence * heads + head
+                nisa.tensor_copy_predicated(
+                    dst=scales[:, unit, :], src=stored, predicate=valid[:, unit, 0 : sizes.full]
+                )
+        self.value_scales.append(scales)
+
+    def scale_weights(self, weights, sizes, is_last):
+        """Multiply the weights of full pages in SBUF, in place, by the scales of their values.
+
+        Args:
+            weights: [128, unit, chunk, query] of the group that was unpacked first.
+            is_last: whether no later weights of the group follow.
+        """
+        scales = self.value_scales[0]
+        if is_last:
+            self.value_scales.pop(0)
+        pages = weights[:, :, 0 : sizes.full, :]
+        factors = scales[:, 0 : weights.shape[1], :].expand_dim(3).broadcast(3, weights.shape[3])
+        nisa.tensor_tensor(dst=pages, data1=pages, data2=factors, op=nl.multiply)
 
     def transpose_keys(self, tile, rows, box, chunks, sizes):
         """Transpose widened keys of a group as `PagedCache` does, and the newest pages with the last chunk.

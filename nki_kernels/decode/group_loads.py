@@ -193,14 +193,13 @@ class GroupLoads(nl.NKIObject):
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
         return self.launch.cache.view_by_unit(tile, self.launch.groups[group][0])
 
-    def widen_values(self, group):
-        """Convert the cached values of group number `group` to rows in their tile if the cache has pages of 4 bits.
+    def unpack_values(self, group):
+        """Convert the cached values of group number `group`, in pages of 4 bits, to whole numbers in their tile.
 
         A group is the (sequence, kv head) pairs that are loaded together.
         """
-        sizes = self.launch.sizes
-        if sizes.newest > 0:
-            self.launch.cache.widen_values(self.value_tiles[group % sizes.value_buffers], sizes)
+        tile = self.value_tiles[group % self.launch.sizes.value_buffers]
+        self.launch.cache.unpack_values(tile, self.seen_keys.valid[group], self.launch.sizes)
 
     def transpose_group(self, group, half):
         """Transpose half of a group's keys from rows [position, D] to `key_tiles`: [D in tile, tile, unit, S] in SBUF.

@@ -132,7 +132,8 @@ def add_values(launch, loads, block, weights, ones, item):
     Args:
         loads: `GroupLoads`, which have the values in SBUF.
         block: the `OutputBlock` so far, or None to begin one.
-        weights: exponentials of the scores, [128 keys, unit, chunk, query] in SBUF.
+        weights: exponentials of the scores, [128 keys, unit, chunk, query] in SBUF; of pages of 4 bits they are
+            multiplied in place by the scales of values, once their sums are added.
         ones: [128, 128] float32 of ones in SBUF.
         item: number of the item.
 
@@ -151,6 +152,8 @@ def add_values(launch, loads, block, weights, ones, item):
     new = None if sizes.stored else loads.new_tiles[group % sizes.value_buffers]
     ends = launch.is_first_of_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
     add_up_chunks(block.sums[:, first:last, row:row_end, member:member_end], weights)
+    if sizes.newest > 0:
+        launch.cache.scale_weights(weights, sizes, launch.is_first_of_group(item + 1))
     target = block.product[:, :, first:last, row:row_end, member:member_end]
     middle = max(sizes.multiplied // 2, sizes.multiplied - CHUNKS_LAST)
     add_weighted_values(target, cached, new, weights, (0, middle), sizes)

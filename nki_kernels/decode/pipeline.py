@@ -91,6 +91,7 @@ def run(launch, loads, seen_keys, cleared):
 def clear_pieces(launch, loads, seen_keys, item, pieces):
     """Zero a group's cached values in SBUF where no new token sees the key, in some of CLEARED_IN pieces of its chunks.
 
+    Full pages of 4 bits are unpacked with the first piece instead; only the newest pages have values to clear then.
     Does nothing unless `item` is the first item of its group, nor beyond the last item. A group is the (sequence, kv
     head) pairs that are loaded together; a chunk is 128 positions; an item is a group with some of its queries.
 
@@ -100,8 +101,13 @@ def clear_pieces(launch, loads, seen_keys, item, pieces):
     """
     group, sizes = launch.find_group(item), launch.sizes
     if item < launch.items and launch.is_first_of_group(item):
-        if pieces[0] == 0:
-            loads.widen_values(group)
+        if sizes.newest > 0:
+            if pieces[0] == 0:
+                loads.unpack_values(group)
+                clear_values(
+                    loads.view_cached_values(group), seen_keys.valid[group], sizes.full, sizes.cached, sizes
+                )
+            return
         for piece in range(pieces[0], pieces[1]):
             first, last = sizes.cached * piece // CLEARED_IN, sizes.cached * (piece + 1) // CLEARED_IN
             clear_values(loads.view_cached_values(group), seen_keys.valid[group], first, last, sizes)
