@@ -19,7 +19,8 @@ Arguments:
     gate           [T, K] @ HBM, o's dtype, or None
     quantises_rows compile-time bool: whether rows of o, gated if they are, are rounded to float8_e4m3, each row with a
                    scale of its own, that of this rank's columns, see `quantised_rows`; w_o is then float8_e4m3 with
-                   scales
+                   scales, or int8 with scales. Rows become integers beside int8, and sums are exact, see
+                   `integer_projection`
     returns y      [T, H] @ HBM, o's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -66,9 +67,11 @@ from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.grouped_product import load_operands, multiply_in_groups, plan_groups
+from nki_kernels.projection.integer_product import quantised_product_reference
+from nki_kernels.projection.integer_projection import project_integer_tile
 from nki_kernels.projection.quantised_rows import (
     RowPreparation,
-    check_fp8_weight,
+    check_row_weight,
     create_row_quantiser,
     quantise_rows_reference,
 )
@@ -138,7 +141,7 @@ def output_projection(
 ):
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
 
-    Terms and factors that are None are left out. With quantises_rows the product takes rows of fp8. With
+    Terms and factors that are None are left out. With quantises_rows the product takes rows of w_o's dtype. With
     sequence_ranks N > 1, residual and y are this rank's T / N rows.
 
     Raises AssertionError if shapes or dtypes do not fit together, or if the ranks do not divide the
@@ -153,7 +156,7 @@ def output_projection(
     )
     check_scales("w_o", w_o, w_o_scales)
     if quantises_rows:
-        check_fp8_weight("w_o", w_o, w_o_scales)
+        check_row_weight("w_o", w_o, w_o_scales)
     check_ranks(sequence_ranks, replica_group, tokens)
     owned = tokens // sequence_ranks
     if residual is not None:
@@ -208,6 +211,13 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
         if layout is not None:
             project_few_rows(y, source, w_o, residual, replica_group, layout)
             return
+    if quantises_rows and w_o.elements.dtype == nl.int8:
+        rank_sum = RankSum(replica_group, ranks, SUMS_AHEAD, [])
+        product = ResidualProduct(y, residual, MovingWeight([w_o]), bias, rank_sum, None, [], w_o.scales)
+        for first, end in ranges(0, tokens, count_rows_per_rank(ranks)):
+            project_integer_tile(product, load_group(source, first, end)[0], first)
+        rank_sum.finish()
+        return
     is_resident = blocks(depth) * hidden <= (HELD_FP8_ELEMENTS if quantises_rows else HELD_ELEMENTS)
     # A weight in SBUF costs nothing for a further group; one that streams is read again, so its groups are large.
     step = count_rows_per_rank(ranks) * (1 if is_resident else choose_rows_at_once(depth) // PARTITIONS)
@@ -356,11 +366,16 @@ def output_projection_reference(
     """
     if gate is not None:
         o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
-    rows = widened(o)
-    if quantises_rows:
-        ranks = 1 if replica_group is None else len(replica_group.groups[0])
-        shares = rows.reshape(len(rows), ranks, -1)
-        codes, scales = quantise_rows_reference(shares, w_o.dtype, o.dtype, o.dtype)
-        rows = (codes * scales).reshape(rows.shape)
-    product = rows @ widened(w_o, w_o_scales)
+    rows, ranks = widened(o), 1
+    if quantises_rows and replica_group is not None:
+        ranks = len(replica_group.groups[0])
+    if quantises_rows and w_o.dtype == np.int8:
+        shares = zip(np.split(o, ranks, axis=1), np.split(w_o, ranks))
+        product = sum(quantised_product_reference(heads, weight, w_o_scales) for heads, weight in shares)
+    else:
+        if quantises_rows:
+            by_rank = rows.reshape(len(rows), ranks, -1)
+            codes, scales = quantise_rows_reference(by_rank, w_o.dtype, o.dtype, o.dtype)
+            rows = (codes * scales).reshape(rows.shape)
+        product = rows @ widened(w_o, w_o_scales)
     return (widened_or_zero(residual) + product + widened_or_zero(bias)).astype(o.dtype)

@@ -32,7 +32,8 @@ Arguments:
     gate_size    compile-time int, G: width of gates of the heads' outputs, 0 where there are none
     quantises_rows
                  compile-time bool: whether rows are rounded to float8_e4m3, each row with a scale of its own, see
-                 `paired_rows`; w_qkv is then float8_e4m3 with scales
+                 `paired_rows`; w_qkv is then float8_e4m3 with scales, or int8 with scales. Rows become integers beside
+                 int8, and sums are exact, see `integer_projection`
     returns q    [T, Q] @ HBM, x's dtype; alone where KV is 0
             k    [T, KV] @ HBM, x's dtype
             v    [T, KV] @ HBM, x's dtype
@@ -85,10 +86,12 @@ from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
+from nki_kernels.projection.integer_product import quantised_product_reference
+from nki_kernels.projection.integer_projection import project_integers
 from nki_kernels.projection.normed import project
 from nki_kernels.projection.paired_rows import paired_rows_reference
 from nki_kernels.projection.quantised_heads import project_quantised
-from nki_kernels.projection.quantised_rows import check_fp8_weight
+from nki_kernels.projection.quantised_rows import check_row_weight
 from nki_kernels.projection.rows import load_repeated_row
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.rmsnorm import rmsnorm_reference
@@ -137,7 +140,7 @@ def qkv_projection(
     They are the column ranges of norm(x) @ w_qkv + bias: [T, q_size], [T, kv_size] twice, and [T, gate_size].
     Heads of q and k are normalised with q_norm and k_norm, those of v with v_norm; then q and k are rotated
     by cos and sin at the tokens' positions. With quantises_rows
-    the product takes rows of fp8. Each result has all T rows, also if x has only this rank's T /
+    the product takes rows of w_qkv's dtype. Each result has all T rows, also if x has only this rank's T /
     sequence_ranks.
 
     Raises AssertionError if shapes do not fit together, if H is above its limit, or if an argument comes
@@ -158,7 +161,7 @@ def qkv_projection(
     )
     check_scales("w_qkv", w_qkv, w_qkv_scales)
     if quantises_rows:
-        check_fp8_weight("w_qkv", w_qkv, w_qkv_scales)
+        check_row_weight("w_qkv", w_qkv, w_qkv_scales)
     assert kv_size > 0 or gate_size == 0, (
         f"gate_size is {gate_size}, and kv_size is 0; a layer without keys and values takes no gates"
     )
@@ -199,7 +202,9 @@ def qkv_projection(
         outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles, w_qkv_scales
     )
     weight = WeightMatrix(w_qkv, w_qkv_scales)
-    if quantises_rows:
+    if quantises_rows and w_qkv.dtype == nl.int8:
+        project_integers(source, norm, weight, columns, heads)
+    elif quantises_rows:
         project_quantised(source, norm, weight, columns, heads)
     else:
         project(source, norm, weight, columns, heads)
@@ -272,10 +277,12 @@ def qkv_projection_reference(
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
 
     They are rounded once, to x's dtype. replica_group and sequence_ranks are ignored: for several ranks pass
-    the rows of all, [T, H]. With quantises_rows, rows are rounded to fp8 as `paired_rows_reference` does.
+    the rows of all, [T, H]. With quantises_rows, rows are rounded to fp8 as `paired_rows_reference` does, or to x's
+    dtype and then to integers as `quantised_product_reference` does.
     """
     wide = widened(x)
-    if quantises_rows:
+    as_integers = quantises_rows and w_qkv.dtype == np.int8
+    if quantises_rows and not as_integers:
         wide = paired_rows_reference(x, norm_weight, norm_bias, norm_offset, eps, w_qkv.dtype)
         norm_weight = norm_bias = None
     if norm_weight is not None and norm_bias is not None:
@@ -284,7 +291,10 @@ def qkv_projection_reference(
         wide = rmsnorm_reference(wide, widened(norm_weight) + wide.dtype.type(norm_offset), eps)
     if norm_bias is not None:
         wide = wide + widened(norm_bias)
-    product = wide @ widened(w_qkv, w_qkv_scales)
+    if as_integers:
+        product = quantised_product_reference(wide.astype(x.dtype), w_qkv, w_qkv_scales)
+    else:
+        product = wide @ widened(w_qkv, w_qkv_scales)
     if bias is not None:
         product = product + widened(bias)
     ends = np.cumsum([q_size, kv_size, kv_size])

@@ -23,19 +23,13 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cores import find_core_rows
-from nki_kernels.dma import COMPILER, STATIC
+from nki_kernels.dma import STATIC
 from nki_kernels.norms.row_tiles import RowNorm, allocate_row_scratch, load_norm
-from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.projection.integer_product import quantise_rows_to_integers, sum_integer_products
+from nki_kernels.projection.integer_projection import compute_integer_chunk
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.residual_product import (
-    Accumulator,
-    MovingWeight,
-    ResidualProduct,
-    add_residual,
-    view_chunk,
-)
+from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct
 from nki_kernels.projection.row_groups import (
     count_rows_per_rank,
     list_starts,
@@ -157,7 +151,7 @@ def compute_row_tile(block, first_row, end_row):
     block.down.row_scales.append(inner_scale)
     inner_stationary = spread(inner_numbers, False)
     for first_column in list_starts(hidden, ACCUMULATOR_BANKS * BANK):
-        compute_down_chunk(block, inner_stationary, first_row, first_column)
+        compute_integer_chunk(block.down, block.weights.b_down, inner_stationary, first_row, first_column)
 
 
 def compute_intermediate(block, stationary, row_scale, dtype):
@@ -211,31 +205,3 @@ def compute_row_gate(row_gate, numbers, row_scale):
     sigmoids = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=sigmoids, op=nl.sigmoid, data=bank, scale=row_scale)
     return sigmoids
-
-
-def compute_down_chunk(block, stationary, first_row, first_column):
-    """Compute the rows of a row tile and up to 2048 columns of y, from `first_row` and `first_column` on.
-
-    On one rank they are stored; else their sum over ranks is appended to the rank sum. Bias and scales of the columns
-    are loaded here, as all of them would take too much of SBUF.
-
-    stationary: the integers of the intermediate, [f in block, block, row] in SBUF. first_row: counted among the rows of
-    one rank.
-    """
-    down, rank_sum = block.down, block.down.rank_sum
-    chunk = view_chunk(down, stationary.shape[2], first_row, first_column)
-    if block.weights.b_down is not None:
-        bias = block.weights.b_down[:, chunk.columns[0] : chunk.columns[1]]
-        chunk.bias = load_repeated(bias, stationary.shape[2])
-    accumulators = []
-    for start, end in ranges(chunk.columns[0], chunk.columns[1], BANK):
-        sums = sum_integer_products(stationary, select_columns(down.weight.matrices[0], start, end))
-        accumulators.append(Accumulator(sums, 0, 0, start - first_column))
-    if rank_sum.replica_group is None:
-        chunk.load_residual(1)
-        y_tile = nl.ndarray((stationary.shape[2], 1, chunk.y.shape[1]), dtype=down.y.dtype, buffer=nl.sbuf)
-        add_residual(y_tile, accumulators, chunk)
-        store_rows_from(chunk.y, y_tile, COMPILER)
-    else:
-        chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
-        rank_sum.append(chunk)

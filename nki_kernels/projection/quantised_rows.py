@@ -176,10 +176,11 @@ def find_largest(element):
     return 240.0 if element == nl.float8_e4m3 else 448.0
 
 
-def check_fp8_weight(name, elements, scales):
-    """Raise AssertionError unless a weight @ HBM is float8_e4m3 or float8_e4m3fn and has scales; `name` is its name."""
-    assert is_e4m3(elements.dtype) and scales is not None, (
-        f"quantises_rows takes a {name} of float8_e4m3 with scales; it is {elements.dtype} "
+def check_row_weight(name, elements, scales):
+    """Raise AssertionError unless a weight @ HBM is float8_e4m3 or int8 with scales; `name` names it in the message."""
+    is_accepted = is_e4m3(elements.dtype) or elements.dtype == nl.int8
+    assert is_accepted and scales is not None, (
+        f"quantises_rows takes a {name} of float8_e4m3 or int8 with scales; it is {elements.dtype} "
         f"{'without' if scales is None else 'with'} scales; leave quantises_rows out"
     )
 

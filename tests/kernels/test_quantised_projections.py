@@ -12,8 +12,8 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import as_tuple, in_order, named
-from tests.kernels.case import DTYPES, F32, KernelCase, KernelTests, Undefined, refuse, vary
-from tests.kernels.test_feed_forward import INT8
+from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, Undefined, exactly, refuse, vary
+from tests.kernels.test_feed_forward import FP8, INT8
 from tests.kernels.test_projections import scaled_heads
 from tests.kernels.test_qkv_projection import FORMS, GATES, VALUES, scaled
 from tests.kernels.test_quantised_rows import within_half_of_rounding
@@ -55,8 +55,8 @@ class TestQuantisedQkvProjection(KernelTests):
         every_chip=[*vary(tokens=[5, 130], hidden=[136, 257], rotated=16)],
         refusals=[
             refuse(
-                "takes a w_qkv of float8_e4m3 with scales; it is int8 with scales; leave quantises_rows out",
-                w_qkv=lambda weight: weight.astype(INT8),
+                "takes a w_qkv of float8_e4m3 or int8 with scales; it is bfloat16 with scales; leave quantises_rows",
+                w_qkv=lambda weight: weight.astype(BF16),
             ),
             refuse("it is float8_e4m3 without scales; leave quantises_rows out", w_qkv_scales=lambda _: None),
         ],
@@ -91,8 +91,8 @@ class TestQuantisedOutputProjection(KernelTests):
         every_chip=[*vary(tokens=[5, 130], depth=264, hidden=600)],
         refusals=[
             refuse(
-                "takes a w_o of float8_e4m3 with scales; it is int8 with scales; leave quantises_rows out",
-                w_o=lambda weight: weight.astype(INT8),
+                "takes a w_o of float8_e4m3 or int8 with scales; it is bfloat16 with scales; leave quantises_rows out",
+                w_o=lambda weight: weight.astype(BF16),
             ),
             refuse("it is float8_e4m3 without scales; leave quantises_rows out", w_o_scales=lambda _: None),
         ],
@@ -105,11 +105,82 @@ class TestQuantisedOutputProjection(KernelTests):
     )
 
 
+@wraps(scaled)
+def integers(**settings: Any) -> tuple[Any, ...]:
+    """Return arguments of `qkv_projection` with an int8 w_qkv, whose rows are quantised."""
+    return quantised(**(dict(elements=INT8) | settings))
+
+
+@wraps(scaled_heads)
+def integer_heads(**settings: Any) -> tuple[Any, ...]:
+    """Return arguments of `output_projection` with an int8 w_o, whose rows are quantised."""
+    return quantised_heads(**(dict(elements=INT8) | settings))
+
+
+class TestDefinedQkvProjection(KernelTests):
+    """Without norms and rotation all steps round as NumPy does: the bytes of the definition.
+
+    K is around 128 and around 1,024, the length of a group.
+    """
+
+    case = KernelCase(
+        kernels.qkv_projection,
+        integers,
+        values=[
+            *vary(tokens=[1, 127, 128, 129], hidden=[127, 136], norm=False, dtype=[*DTYPES]),
+            *vary(tokens=2, hidden=[128, 129, 1024, 1025, 2177], norm=False),
+            *vary(tokens=[3, 140], hidden=72, heads=26, kv_heads=3, head=80, norm=False, bias=True),
+        ],
+        two_cores=[*vary(tokens=[2, 128, 129, 300], hidden=136, norm=False)],
+        tolerance=exactly,
+    )
+
+
+class TestIntegerQkvProjection(KernelTests):
+    """Norms and rotation, whose roundings move an integer at times."""
+
+    case = KernelCase(
+        kernels.qkv_projection,
+        integers,
+        values=[
+            *vary(tokens=[1, 129], hidden=[136, 264], rotated=16, dtype=[*DTYPES]),
+            *(form | dict(tokens=131, hidden=264) for form in FORMS),
+            *(form | dict(tokens=5) for form in VALUES),
+        ],
+        fits=[
+            *vary(tokens=[1, 300], hidden=8192, heads=8, kv_heads=1, head=128, rotated=128, dtype=[*DTYPES]),
+            dict(tokens=300, hidden=16384, heads=8, kv_heads=1, head=128, rotated=128, bias=True),
+        ],
+        tolerance=within_half_of_rounding,
+    )
+
+
+class TestDefinedOutputProjection(KernelTests):
+    """Integers, sums, scales and the residual: the bytes of the definition."""
+
+    case = KernelCase(
+        kernels.output_projection,
+        integer_heads,
+        values=[
+            *vary(tokens=[1, 127, 128, 129], depth=[127, 136], hidden=600, dtype=[*DTYPES]),
+            *vary(tokens=3, depth=[128, 129, 1024, 1025, 2177], hidden=130, residual=[False, True]),
+            *vary(tokens=[5, 300], depth=72, hidden=2500),
+        ],
+        every_chip=[*vary(tokens=[5, 130], depth=136, hidden=600, dtype=[*DTYPES])],
+        two_cores=[*vary(tokens=[1, 128, 129, 300], depth=136, hidden=1100)],
+        fits=[*vary(tokens=[1, 300], depth=[1024, 16384], hidden=8192)],
+        tolerance=exactly,
+    )
+
+
+@pytest.mark.parametrize("elements", [FP8, INT8])
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("tokens", [4, 300])
-def test_ranks_take_scales_of_heads_from_their_own_columns(tokens: int, cut: bool) -> None:
+def test_ranks_take_scales_of_heads_from_their_own_columns(tokens: int, cut: bool, elements: Any) -> None:
     """Two ranks give the residual and the sum of what each gives alone for its heads, also where they cut the rows."""
-    arguments = named(kernels.output_projection, quantised_heads(tokens=tokens, depth=72, hidden=136))
+    arguments = named(
+        kernels.output_projection, quantised_heads(tokens=tokens, depth=72, hidden=136, elements=elements)
+    )
     residual = arguments.pop("residual")
     shards = [
         arguments | dict(o=arguments["o"][:, heads].copy(), w_o=arguments["w_o"][heads].copy())
@@ -118,9 +189,9 @@ def test_ranks_take_scales_of_heads_from_their_own_columns(tokens: int, cut: boo
     alone = [np.asarray(kernels.output_projection(**shard)).astype(np.float64) for shard in shards]
     group = ReplicaGroup([[0, 1]])
     rows = np.split(residual, 2) if cut else 2 * [residual]
-    settings = dict(replica_group=group, sequence_ranks=2 if cut else 1)
+    over_ranks = dict(replica_group=group, sequence_ranks=2 if cut else 1)
     launches = [
-        ((), shard | settings | dict(residual=rank_rows.copy())) for shard, rank_rows in zip(shards, rows)
+        ((), shard | over_ranks | dict(residual=rank_rows.copy())) for shard, rank_rows in zip(shards, rows)
     ]
     outputs = [
         np.asarray(output)
