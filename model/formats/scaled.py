@@ -291,10 +291,14 @@ class Scaled(Format):
 def describe_quantised_rows(field: str, format: Scaled) -> str:
     """Return a sentence on the rows of linear layers that the field `field` of config.json says are quantised."""
     numbers = "int8" if format.element == INT8 else "fp8"
-    scales = ", with the static scales of the checkpoint," if format.has_static_rows else ""
+    kernels = (
+        "mlp does so, with the static scales of the checkpoint"
+        if format.has_static_rows
+        else "mlp and the projections of attention do so"
+    )
     return (
-        f"config.json quantises input rows of linear layers to {numbers} ({field}); mlp does so{scales} and the "
-        "projections of attention multiply them in the dtype of activations."
+        f"config.json quantises input rows of linear layers to {numbers} ({field}); {kernels}, and other kernels "
+        "multiply them in the dtype of activations."
     )
 
 

@@ -110,6 +110,20 @@ class Arithmetic:
         """Return x [rows, in] @ matrix.T + bias of a projection [out, in]: float32 [rows, out], not rounded."""
         return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
+    def multiply_rows(self, x: np.ndarray, projection: Projection) -> np.ndarray:
+        """Return what `multiply` does for rows x [rows, in], which are quantised before if `scales_each_row`."""
+        return self.multiply(
+            self.quantise_rows(x, projection) if self.scales_each_row(projection) else x, projection
+        )
+
+    def scales_each_row(self, projection: Projection) -> bool:
+        """Return whether the rows that a projection multiplies are quantised with a scale for each row.
+
+        Kernels of attention quantise such rows alone: only `mlp` takes the static scales of a checkpoint.
+        """
+        format = self._row_formats.get(projection.tensor)
+        return format is not None and format.quantises_rows and self._input_scales[projection.tensor] is None
+
     def quantise_rows(self, x: np.ndarray, *projections: Projection) -> np.ndarray:
         """Return rows x [rows, in] rounded to 8 bits where the format of the projections' weights asks for it.
 

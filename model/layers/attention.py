@@ -42,7 +42,7 @@ from model.layers.layer import Constant, States
 from model.layers.projection import Projection
 from model.layers.shard import by_query_heads
 from model.layers.softmax import attend
-from model.layers.weight import Tensor, Weight, create_argument
+from model.layers.weight import Tensor, Weight, create_argument, list_row_arguments
 
 ENCODED = "encoder.attention"
 """The cache name that all layers of an encoder share; attention writes this cache and nothing reads it later."""
@@ -136,11 +136,16 @@ class Attention(AttentionHeads):
     def _is_read_by_block(self, step: StepShape) -> bool:
         """Return whether `attention_block_decode` has a parameter for each array of both projections.
 
-        A quantised weight may have arrays, such as scales, that only the separate kernels read.
+        A quantised weight may have arrays, such as scales, that only the separate kernels read. They also quantise rows
+        where a format does so, which the kernel does not.
         """
         from model.device import list_kernel_parameters  # takes as long to import as the rest of the model
 
-        arguments = self.w_qkv.arguments("w_qkv", step) | self.w_o.arguments("w_o", step)
+        arguments: dict[str, Argument] = {
+            **self.w_qkv.arguments("w_qkv", step),
+            **self.w_o.arguments("w_o", step),
+            **list_row_arguments(step, self.w_qkv, self.w_o),
+        }
         return arguments.keys() <= set(list_kernel_parameters("attention_block_decode"))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:

@@ -38,7 +38,7 @@ from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
-from model.layers.weight import Weight, create_argument
+from model.layers.weight import Weight, create_argument, list_row_arguments
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,7 @@ class AttentionHeads:
             "bias": create_argument(self.b_qkv, step),
             "head_dim": self.heads.head_dim,
             "v_norm": self.heads.value_norm,
+            **list_row_arguments(step, self.w_qkv),
             **list_gather_arguments(step),
         }
         if self.norm is not None:
@@ -264,6 +265,7 @@ class AttentionHeads:
             "bias": create_argument(self.b_o, step),
             "sequence_ranks": step.sequence_ranks,
             "gate": replace(q, name="gate") if self.heads.output_gate else None,
+            **list_row_arguments(step, self.w_o),
         }
         launches = [
             Launch(
@@ -300,7 +302,7 @@ class AttentionHeads:
         Each is [heads, tokens, head_dim] with the heads of all ranks. With an `owner` the list has queries only.
         """
         arrays = [
-            numpy.round(numpy.multiply(normed, projection)) for projection in self.projections.inputs[:3]
+            numpy.round(numpy.multiply_rows(normed, projection)) for projection in self.projections.inputs[:3]
         ]
         queries_and_keys = range(min(2, len(arrays)))
         if self._whole_norms:
@@ -326,8 +328,7 @@ class AttentionHeads:
             numpy: The arithmetic.
         """
         if self.heads.output_gate:
-            gate = numpy.round(numpy.multiply(normed, self.projections.inputs[3]))
+            gate = numpy.round(numpy.multiply_rows(normed, self.projections.inputs[3]))
             mixed = numpy.round(mixed / (1 + np.exp(-gate)))
-        return numpy.sum_partial_products(
-            mixed, self.projections.output, by_query_heads(*self.heads.divided).span
-        )
+        output, head_span = self.projections.output, by_query_heads(*self.heads.divided).span
+        return numpy.sum_partial_products(mixed, output, head_span, numpy.scales_each_row(output))

@@ -51,7 +51,7 @@ from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads
-from model.layers.weight import Tensor, Weight
+from model.layers.weight import Tensor, Weight, list_row_arguments
 
 _PROJECTED = ("qkv_projection", "w_qkv")
 """Reader of the matrices that are multiplied by normalised rows."""
@@ -361,6 +361,7 @@ class LatentMixer:
                 "residual": Value("x", (step.local_rows, self.hidden), step.activations),
                 "replica_group": Axis.tensor,
                 "sequence_ranks": step.sequence_ranks,
+                **list_row_arguments(step, self.w_o),
             },
             ("x",),
             count_product_work(step.tokens, matrices["w_o"]),
@@ -374,12 +375,12 @@ class LatentMixer:
         """
         normed = source = self.norm.reference(x, numpy)
         if self.projections.query_latent is not None and self.query_norm is not None:
-            latent = numpy.round(numpy.multiply(normed, self.projections.query_latent))
+            latent = numpy.round(numpy.multiply_rows(normed, self.projections.query_latent))
             source = self.query_norm.reference(latent, numpy)
-        query = numpy.round(numpy.multiply(source, self.projections.query))
+        query = numpy.round(numpy.multiply_rows(source, self.projections.query))
         query = query.reshape(len(x), self.heads.heads, -1)[:, :, list(self._order_head())]
         query = numpy.rotate(query.swapaxes(0, 1), self._positions, span)
-        projected = numpy.round(numpy.multiply(normed, self.projections.latent))
+        projected = numpy.round(numpy.multiply_rows(normed, self.projections.latent))
         latent, key = np.split(projected, [self.heads.latent_rank], axis=1)
         key = numpy.rotate(key[None, :, list(self._order_rotated())], self._positions, span)[0]
         new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
@@ -388,7 +389,9 @@ class LatentMixer:
         rows = states[name] = np.concatenate([states[name], new]) if name in states else new
         head_span = by_query_heads(*self.heads.divided).span
         mixed = self._attend(query, rows, numpy)
-        return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
+        output = self.projections.output
+        y = numpy.sum_partial_products(mixed, output, head_span, numpy.scales_each_row(output))
+        return numpy.round(x + y)
 
     def _attend(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return the sums of values weighted by the softmax of scores, [tokens, heads * value_dim], rounded.
@@ -435,6 +438,7 @@ def _project_normed(
             **matrices,
             "eps": norm.eps,
             "q_size": result.shape[1],
+            **list_row_arguments(step, weight),
             **rotation,
             **(list_gather_arguments(step) if rows > x.shape[0] else {}),
         },

@@ -21,7 +21,7 @@ from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, Scale, add_residual
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, slice_evenly
-from model.layers.weight import Weight, create_argument
+from model.layers.weight import Weight, create_argument, list_row_arguments
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ class FeedForward(Stateless):
             "sequence_ranks": step.sequence_ranks,
             "row_gate": create_argument(self._row_gate_weight, step),
         }
-        formats = [step.weights.find_format(f"{self.name}.{name}") for name in ("w_gate", "w_up", "w_down")]
-        if any(format is not None and format.quantises_rows for format in formats):
-            arguments["quantises_rows"] = True
+        arguments |= list_row_arguments(step, *self._projection_weights().values())
         if self.norm is not None:
             arguments |= {
                 "norm_weight": self.norm.weight.value(step),

@@ -301,6 +301,16 @@ class Weight:
         }
 
 
+def list_row_arguments(step: StepShape, *weights: Weight) -> dict[str, bool]:
+    """Return the argument `quantises_rows` of a launch that reads some weights; empty if rows stay as they are.
+
+    Rows are quantised if a rank holds one of the weights in a format that does so.
+    """
+    formats = [weight.find_format(step.shard, step.weights) for weight in weights]
+    is_quantised = any(format is not None and format.quantises_rows for format in formats)
+    return {"quantises_rows": True} if is_quantised else {}
+
+
 class Numbered(Sequence[T]):
     """Sequence whose element i is `create(numbers[i])`, called at each read; layers may have very many experts."""
 

@@ -290,7 +290,7 @@ def test_scales_of_inputs_are_kept_and_a_warning_says_which_kernel_uses_them(tmp
     save(folder, tensors)
     sentence = (
         r"config.json quantises input rows of linear layers to fp8 \(input_activations\); mlp does so, with the static "
-        "scales of the checkpoint, and the projections of attention multiply them in the dtype of activations"
+        "scales of the checkpoint, and other kernels multiply them in the dtype of activations"
     )
     with pytest.warns(UserWarning, match=sentence):
         checkpoint = open_checkpoint(folder, load_config(folder))

@@ -12,7 +12,7 @@ import pytest
 from model.config.quantization import quantise_config
 from model.device import SimulatedDevice
 from model.errors import ModelError
-from model.families import load_config
+from model.families import load_config, read_config
 from model.formats import SCHEMES, QuantisedWeight
 from model.layers.arithmetic import Arithmetic
 from model.layers.projection import Projection
@@ -20,6 +20,7 @@ from model.llm import LLM
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import PRETRAINED, find_config_path
 from model.loading.weights import shard_weights
+from model.plan.predict import Predictor
 from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -100,22 +101,49 @@ def test_text_is_generated_with_weights_quantised_on_loading(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("weights_only", "with_rows"), [("fp8", "fp8-dynamic"), ("int8", "w8a8")])
-def test_rows_are_quantised_before_the_products_of_mlp(
+def test_rows_are_quantised_before_the_products_of_attention_and_mlp(
     tmp_path: Path, ranks: int, weights_only: str, with_rows: str
 ) -> None:
-    """The kernel and the reference round rows, and both differ from products of plain rows by more than rounding."""
-    folder, outputs = write_plain(tmp_path), {}
+    """Kernels and reference agree in a prompt and in a decode step, and rows of 8 bits change the logits.
+
+    In float32 both round rows alike. In bfloat16 they differ by no more than four times what bfloat16 costs.
+    """
+    folder, prompts = write_plain(tmp_path), {}
     for scheme in (weights_only, with_rows):
         config = quantise_config(load_config(folder), scheme)
         checkpoint = open_checkpoint(folder, config)
-        shards = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
-        (kernels,) = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128).prefill([IDS])
-        (reference,) = ReferenceModel(config, checkpoint, "bfloat16", ranks=ranks).prefill([IDS])
-        most = np.abs(reference.logits).max()
-        assert np.abs(kernels.logits - reference.logits).max() <= 2.0**-4 * most
-        outputs[scheme] = reference.logits
-    change = np.abs(outputs[weights_only] - outputs[with_rows]).max()
-    assert change > 2.0**-8 * np.abs(outputs[weights_only]).max()
+        logits = {}
+        for dtype in ("float32", "bfloat16"):
+            shards = shard_weights(config, checkpoint, ranks, dtype=dtype)
+            models = (
+                KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128),
+                ReferenceModel(config, checkpoint, dtype, ranks=ranks),
+            )
+            logits[dtype] = [
+                np.stack([model.prefill([IDS])[0].logits, model.decode([7], [len(IDS)])[0].logits])
+                for model in models
+            ]
+        kernels, exact = logits["float32"]
+        # A result passes fewer than 256 roundings of 2^-24 in a row.
+        assert np.abs(kernels - exact).max() <= 2.0**-16 * np.abs(exact).max()
+        kernels, rounded = logits["bfloat16"]
+        assert np.abs(kernels - rounded).max() <= 4 * np.abs(rounded - exact).max()
+        prompts[scheme] = exact
+    change = np.abs(prompts[weights_only] - prompts[with_rows]).max(axis=1)
+    assert (change > 2.0**-8 * np.abs(prompts[weights_only]).max()).all()
+
+
+@pytest.mark.parametrize("scheme", ["fp8-dynamic", "w8a8"])
+def test_a_decode_step_takes_the_kernels_that_quantise_rows(scheme: str) -> None:
+    """attention_block_decode and decoder_layer_decode do not quantise rows, and take weights without rows of 8 bits."""
+    kernels = []
+    for name in (scheme.removesuffix("-dynamic").replace("w8a8", "int8"), scheme):
+        config = quantise_config(read_config(PRETRAINED), name)
+        step = Predictor(config, "trn2", 1, "bfloat16", 128).predict_step(2)
+        kernels.append({kernel.name for kernel in step.kernels})
+    joint, separate = kernels
+    assert joint & {"attention_block_decode", "decoder_layer_decode"}
+    assert {"qkv_projection", "attention_decode", "output_projection", "mlp"} <= separate
 
 
 def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
@@ -168,7 +196,7 @@ def test_compressed_tensors_say_whether_rows_are_quantised(
     container = load_config(folder).weight_format
     assert container is not None and [format.quantises_rows for format in container.formats] == [is_quantised]
     (note,) = container.notes
-    assert ("mlp does so" in note) == is_quantised
+    assert ("mlp and the projections of attention do so" in note) == is_quantised
 
 
 @pytest.mark.slow
