@@ -1,8 +1,9 @@
 """Unsigned elements of at most 8 bits, each with the scale and the zero point of its group, however groups are made.
 
 The value of an element is (element - zero) * scale, computed in float32. Containers use this format for weights whose
-groups no kernel reads: those in activation order, whose groups are scattered over the inputs, and asymmetric elements
-of 8 bits. Such weights are widened when they are loaded.
+groups no kernel reads: those in activation order, whose groups are scattered over the inputs, groups of other sizes
+than 32, 64 and 128 or with a shorter last one, and asymmetric elements of 8 bits. Such weights are widened when they
+are loaded.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class Format(Container, Protocol):
 
     `kernel_tensors` are the stored tensors, elements first, that a kernel with parameters for all of them reads: for a
     parameter `w_up` these are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight. All kernels get
-    the widened weight if the tuple is empty. Kernels multiply by one scale for each output: `pass_to_kernels` converts
-    the stored tensors where a checkpoint has them otherwise.
+    the widened weight if the tuple is empty. Kernels multiply by one scale for each output, and `mlp` also by scales of
+    groups of 4-bit inputs: `pass_to_kernels` converts the stored tensors where a checkpoint has them otherwise.
     """
 
     @property

@@ -165,7 +165,7 @@ def accumulate_stacks(product, unit, x, piece):
     scales, zeros = [], []
     for weight in select_unit_columns(unit, product):
         scales.append(view_pieces(weight.nibbles.scales, product.layout))
-        zeros.append(view_pieces(weight.nibbles.zeros, product.layout))
+        zeros.append(weight.nibbles.zeros)
     sums = StackedSums(product.spread, scales, zeros, [], [], [], 0)
     count, columns = count_piece_blocks(product, unit), unit.banks[0].shape[1]
     sums.load_rows(0, count)
@@ -183,19 +183,19 @@ def accumulate_stacks(product, unit, x, piece):
             begins = sums.begin_block(block, columns)
             rows = product.spread.tile[0:used, block, :]
             add_group_block(sums.banks, rows, piece[0:used, :, k, :], not begins, product.layout)
+            zero_block = sums.find_zero_block(block)
+            if zero_block is not None:
+                add_group_block(sums.banks, zero_block[0], zero_block[1], True, product.layout)
             sums.end_block(block, unit.banks, False)
         piece = following
     sums.add_scaled(unit.banks, False)
 
 
 def view_pieces(rows, layout):
-    """View the columns of each group in rows [row, column] @ HBM of a unit: a list of [row, piece, column] or None."""
+    """View the columns of each group in rows [row, column] @ HBM of a unit: a list of [row, piece, column]."""
+    shape = (rows.shape[1] // (layout.count_groups() * layout.piece), layout.count_groups(), layout.piece)
     views = []
     for group in range(layout.count_groups()):
-        if rows is None:
-            views.append(None)
-            continue
-        shape = (rows.shape[1] // (layout.count_groups() * layout.piece), layout.count_groups(), layout.piece)
         views.append(rows.reshape_dim(1, shape)[:, :, group, :])
     return views
 

@@ -288,11 +288,11 @@ def plan_sums(product, piece, x_parts, layout):
     if len(product.spread) == piece.matrix_index:
         x = x_parts[piece.matrix_index]
         product.spread.append(spread_rows(x, product.y.shape[0], layout.width, matrix.nibbles))
-    scales, zeros = [], []
+    scales, zeros = [], matrix.nibbles.zeros
     for group in range(layout.count_groups()):
         scales.append(layout.view_group(matrix.nibbles.scales, group)[:, piece.chunk, :])
-        rows = matrix.nibbles.zeros
-        zeros.append(None if rows is None else layout.view_group(rows, group)[:, piece.chunk, :])
+    if zeros is not None:
+        zeros = zeros[:, piece.chunk * layout.count_columns() : (piece.chunk + 1) * layout.count_columns()]
     return StackedSums(product.spread[piece.matrix_index], [scales], [zeros], [], [], [], 0)
 
 
@@ -306,6 +306,9 @@ def add_stacked_piece(bank, piece, tile, sums, layout):
         used = min(PARTITIONS, piece.matrix.count_rows() - k * PARTITIONS)
         begins = sums.begin_block(block, layout.size)
         add_block(sums.banks[0], sums.rows.tile[0:used, block, :], tile[0:used, k, :], not begins, layout)
+        zero_block = sums.find_zero_block(block)
+        if zero_block is not None:
+            add_block(sums.banks[0], zero_block[0], zero_block[1][:, 0, :], True, layout)
         sums.end_block(block, [bank], piece.matrix_index > 0)
     if piece.ends_part:
         sums.add_scaled([bank], piece.matrix_index > 0)

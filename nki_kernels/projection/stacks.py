@@ -6,8 +6,9 @@ x is stationary in groups of columns of the PE array, as in `grouped_gate` and `
 group are *slots* of x's rows: column row * slots + s multiplies the row by the s-th scale group of some K blocks, a
 *stack*. For this x is *spread*: the stationary tile of a K block has a row of x in the slots of its scale groups, and
 zeros in the other slots. So the sums of a stack's scale groups lie on partitions of their own. One instruction
-subtracts zero points from a bank of sums and multiplies it by scales. A product with ones then adds the slots of each
-row, and all stacks, in the accumulators. The scaled sums are rounded to x's dtype for this product.
+subtracts the zero points 8 from a bank of sums and multiplies it by scales. Stored zero points are one more block of a
+stack's contraction instead. A product with ones then adds the slots of each row, and all stacks, in the accumulators.
+The scaled sums are rounded to x's dtype for this product.
 
 The last stack ends with the last scale group. Where groups are no multiple of slots, it begins inside the stack before:
 its first slots have the scales of groups that x leaves out there.
@@ -23,7 +24,7 @@ import nki.language as nl
 from nki_kernels.dma import STATIC, transfer
 from nki_kernels.nibbles import UNIT
 from nki_kernels.scale_groups import SYMMETRIC_ZERO
-from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, filled, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, count_block_partitions, filled, ranges
 from nki_kernels.weights import choose_operand_dtype
 
 
@@ -67,13 +68,15 @@ class SpreadRows(nl.NKIObject):
     """Rows of x as stacks multiply them, in SBUF.
 
     layout: StackLayout. tile: [k in block, block, row * slots + slot] in x's dtype. zero_terms: float32 [partition,
-    stack], what is added to each sum; with stored zero points, their factor in what is added. adder: [partition,
-    partition] in x's dtype, 1 where the first partition has a slot of the row on the second one, else 0.
+    stack], what zero points of 8 add to each sum; None with stored ones. zero_rows: result of `spread_zero_rows` with
+    stored ones, else None. adder: [partition, partition] in x's dtype, 1 where the first partition has a slot of the
+    row on the second one, else 0.
     """
 
     layout: StackLayout
     tile: nl.NkiTensor
-    zero_terms: nl.NkiTensor
+    zero_terms: nl.NkiTensor | None
+    zero_rows: nl.NkiTensor | None
     adder: nl.NkiTensor
 
 
@@ -81,10 +84,11 @@ class SpreadRows(nl.NKIObject):
 class StackedSums(nl.NKIObject):
     """Sums of the scale groups of one weight or several of equal shape, on their way to accumulators.
 
-    rows: SpreadRows. scales, zeros: for each weight the views of `load_stack_rows`. banks: PSUM tiles [partition,
+    rows: SpreadRows. scales: for each weight the views of `load_stack_rows`. zeros: for each weight its zero points
+    [groups, column] @ HBM, or None. banks: PSUM tiles [partition,
     column] of the present stack, one for each weight. scaled: SBUF tiles of the stack before, which are not in the
-    accumulators yet; empty for none. loaded: scales and zero points of stacks in SBUF, a list for each stack that is
-    not scaled yet. added: number of stacks in the accumulators.
+    accumulators yet; empty for none. loaded: scales and, last, zero points of stacks in SBUF, a list for each stack
+    that is not scaled yet. added: number of stacks in the accumulators.
     """
 
     rows: SpreadRows
@@ -103,7 +107,7 @@ class StackedSums(nl.NKIObject):
                 tiles = []
                 for side in range(len(self.scales)):
                     tiles.append(load_stack_rows(self.scales[side], layout, stack))
-                    tiles.append(load_stack_rows(self.zeros[side], layout, stack))
+                tiles.append(load_zero_block(self.zeros, layout, stack))
                 self.loaded.append(tiles)
 
     def begin_block(self, block, columns):
@@ -115,6 +119,20 @@ class StackedSums(nl.NKIObject):
                 self.banks.append(nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.psum))
         return begins
 
+    def ends_stack(self, block):
+        """Return whether a K block ends a stack."""
+        return (block + 1) % self.rows.layout.stack_blocks == 0 or block + 1 == self.rows.tile.shape[1]
+
+    def find_zero_block(self, block):
+        """Return the operands of stored zero points if a K block ends a stack; None if not, or if all of them are 8.
+
+        They are x [slot, row * slots + slot] and weights [slot, weight, column] in SBUF, with slots twice.
+        """
+        if self.rows.zero_rows is None or not self.ends_stack(block):
+            return None
+        tiles = self.loaded[0]
+        return self.rows.zero_rows[:, block // self.rows.layout.stack_blocks, :], tiles[len(tiles) - 1]
+
     def end_block(self, block, accumulators, add):
         """Scale the sums of a stack if a K block ends it; add the stack before to the accumulators.
 
@@ -124,8 +142,8 @@ class StackedSums(nl.NKIObject):
             add: whether the accumulators have other sums already.
         """
         layout = self.rows.layout
-        stack, end = block // layout.stack_blocks, block + 1
-        if end % layout.stack_blocks != 0 and end < self.rows.tile.shape[1]:
+        stack = block // layout.stack_blocks
+        if not self.ends_stack(block):
             return
         # The product of the stack before comes after this stack's: the Tensor engine does not wait for the scaling.
         self.add_scaled(accumulators, add)
@@ -134,9 +152,18 @@ class StackedSums(nl.NKIObject):
             tile = nl.ndarray(self.banks[side].shape, dtype=self.rows.tile.dtype, buffer=nl.sbuf)
             for first, last in layout.list_spans():
                 span = slice(first, last)
-                terms = self.rows.zero_terms[span, stack : stack + 1]
-                zeros = None if tiles[2 * side + 1] is None else tiles[2 * side + 1][span, :]
-                scale_sums(tile[span, :], self.banks[side][span, :], terms, tiles[2 * side][span, :], zeros)
+                dst, sums, scales = tile[span, :], self.banks[side][span, :], tiles[side][span, :]
+                if self.rows.zero_terms is None:
+                    nisa.tensor_tensor(dst=dst, data1=sums, data2=scales, op=nl.multiply)
+                    continue
+                nisa.scalar_tensor_tensor(
+                    dst=dst,
+                    data=sums,
+                    op0=nl.add,
+                    operand0=self.rows.zero_terms[span, stack : stack + 1],
+                    op1=nl.multiply,
+                    operand1=scales,
+                )
             self.scaled.append(tile)
 
     def add_scaled(self, accumulators, add):
@@ -155,23 +182,6 @@ class StackedSums(nl.NKIObject):
                 )
         self.added += min(1, len(self.scaled))
         self.scaled = []
-
-
-def scale_sums(dst, sums, terms, scales, zeros):
-    """Write sums without zero points, times scales, to `dst` in SBUF, all [partition, column].
-
-    sums: in PSUM. terms: column of `zero_terms`. scales, zeros: in SBUF; zeros is None if all zero points are 8.
-    """
-    if zeros is None:
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=sums, op0=nl.add, operand0=terms, op1=nl.multiply, operand1=scales
-        )
-        return
-    centred = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=centred, data=zeros, op0=nl.multiply, operand0=terms, op1=nl.add, operand1=sums
-    )
-    nisa.tensor_tensor(dst=dst, data1=centred, data2=scales, op=nl.multiply)
 
 
 def count_columns_of_rows(rows, weight):
@@ -249,8 +259,10 @@ def spread_rows(x, rows, width, nibbles):
                     data2=factors.expand_dim(2).broadcast(2, rows),
                     op=nl.multiply,
                 )
-    terms = sum_groups(tile, layout, nibbles.zeros is not None)
-    return SpreadRows(layout, tile, terms, build_adder(layout, dtype))
+    adder = build_adder(layout, dtype)
+    if nibbles.zeros is None:
+        return SpreadRows(layout, tile, sum_groups(tile, layout), None, adder)
+    return SpreadRows(layout, tile, None, spread_zero_rows(tile, layout), adder)
 
 
 def mark_slots(height, layout, dtype):
@@ -274,10 +286,9 @@ def mark_slots(height, layout, dtype):
     return mask
 
 
-def sum_groups(tile, layout, has_zeros):
+def sum_groups(tile, layout):
     """Return the zero terms of spread rows, float32 [partition, stack] in SBUF, see `SpreadRows`."""
-    zero = UNIT if has_zeros else SYMMETRIC_ZERO * UNIT
-    column = filled((tile.shape[0], 1), -zero, tile.dtype)
+    column = filled((tile.shape[0], 1), -SYMMETRIC_ZERO * UNIT, tile.dtype)
     columns, depth = tile.shape[2], layout.groups * layout.group_rows
     bank = nl.ndarray((PARTITIONS, layout.count_stacks()), dtype=nl.float32, buffer=nl.psum)
     terms = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -295,6 +306,50 @@ def sum_groups(tile, layout, has_zeros):
     for first, end in layout.list_spans():
         nisa.activation(dst=terms[first:end, :], op=nl.copy, data=bank[first:end, :])
     return terms
+
+
+def spread_zero_rows(tile, layout):
+    """Return the stationary operand that multiplies stored zero points, [slot, stack, row * slots + slot] in SBUF.
+
+    It has minus the sum of a row of x over the scale group of a slot where both slots are the same, else zeros.
+    Slots lie on the partitions twice: a sum in float32 is split into two numbers of 16 bits.
+    """
+    columns, depth, slots = tile.shape[2], layout.groups * layout.group_rows, layout.slots
+    shape = (2 * slots, layout.count_stacks(), columns)
+    zero_rows = nl.ndarray(shape, dtype=tile.dtype, buffer=nl.sbuf)
+    minus_ones = filled((tile.shape[0], 2 * slots), -1.0, tile.dtype)
+    masks = []
+    for first in (0, slots):
+        mask = nl.ndarray((2 * slots, 1, columns), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.affine_select(
+            dst=mask,
+            pattern=[[0, layout.rows], [-1, slots]],
+            channel_multiplier=1,
+            on_true_tile=filled(mask.shape, 1.0, tile.dtype),
+            on_false_value=0.0,
+            cmp_op=nl.equal,
+            offset=-first,
+        )
+        masks.append(mask)
+    for first, end in ranges(0, shape[1], BANK // columns):  # stacks whose sums fit in a PSUM bank
+        bank = nl.ndarray((2 * slots, end - first, columns), dtype=nl.float32, buffer=nl.psum)
+        for block in range(first * layout.stack_blocks, min(tile.shape[1], end * layout.stack_blocks)):
+            used = count_block_partitions(depth, block, False)
+            nisa.nc_matmul(
+                dst=bank[:, block // layout.stack_blocks - first, :],
+                stationary=minus_ones[0:used, :],
+                moving=tile[0:used, block, :],
+                accumulate=block % layout.stack_blocks > 0,
+            )
+        high = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        low = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=high, op=nl.copy, data=bank)
+        nisa.tensor_tensor(dst=low, data1=bank, data2=high, op=nl.subtract)
+        for number, mask in ((high, masks[0]), (low, masks[1])):
+            factor = mask.broadcast(1, end - first)
+            nisa.tensor_tensor(dst=number, data1=number, data2=factor, op=nl.multiply)
+        nisa.tensor_tensor(dst=zero_rows[:, first:end, :], data1=high, data2=low, op=nl.add)
+    return zero_rows
 
 
 def build_adder(layout, dtype):
@@ -326,13 +381,11 @@ def build_adder(layout, dtype):
 
 
 def load_stack_rows(views, layout, stack):
-    """Load rows of a stack's scale groups for all slots; return an SBUF tile [partition, column].
+    """Load scales of a stack's scale groups for all slots; return an SBUF tile [partition, column].
 
-    The result is None if the views are None. views: for each group of columns of the PE array the view [groups, column]
-    or [groups, piece, column] @ HBM of its columns, in a list.
+    views: for each group of columns of the PE array the scales [groups, column] or [groups, piece, column] @ HBM of its
+    columns, in a list.
     """
-    if views[0] is None:
-        return None
     columns = 1
     for size in views[0].shape[1:]:
         columns = columns * size
@@ -343,3 +396,19 @@ def load_stack_rows(views, layout, stack):
         rows = views[index][first_group : first_group + layout.slots].expand_dim(0).broadcast(0, layout.rows)
         transfer(tile[first : first + layout.rows * layout.slots, :], rows, STATIC)
     return tile
+
+
+def load_zero_block(zeros, layout, stack):
+    """Load zero points of a stack's scale groups; return an SBUF tile [slot, weight, column], None for zeros of None.
+
+    zeros: for each weight its zero points [groups, column] @ HBM. Slots are loaded twice, see `spread_zero_rows`.
+    """
+    if zeros[0] is None:
+        return None
+    first_group = min(stack * layout.slots, layout.groups - layout.slots)
+    shape = (2 * layout.slots, len(zeros), zeros[0].shape[1])
+    tile = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
+    for side in range(len(zeros)):
+        rows = zeros[side][first_group : first_group + layout.slots, :].expand_dim(0).broadcast(0, 2)
+        transfer(tile[:, side, :], rows, STATIC)
+    return tile.view(nl.float8_e4m3)
