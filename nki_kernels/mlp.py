@@ -87,7 +87,7 @@ Cost
     guess of the record, 1.61 times at T = 1 and 16. Up to 64 rows x is stationary in groups of columns of the PE array
     for gate and up too, see `grouped_gate`. T = 128 takes as long as in bfloat16, T = 2048 11 % longer. nibble_dtype
     "bfloat16", for chips whose Tensor engine takes subnormal fp8 operands for 0, takes as long as bfloat16 at T = 1.
-    With scales of groups of 128 rows T = 1, 4, 8, 16 and 64 are 2.40, 2.34, 2.04, 1.53 and 0.68 times as fast as with
+    With scales of groups of 128 rows T = 1, 4, 8, 16 and 64 are 2.40, 2.35, 2.03, 1.53 and 0.68 times as fast as with
     bfloat16: the Vector engine scales T / 128 sums for each weight, see `stacks`, and a DMA repeats float32 scales for
     each row. More rows, in groups of 64 more than 32 and of 32 more than 16, meet weights that were multiplied by their
     scales in SBUF, see `scale_groups`: T = 128 is 0.46 and T = 512 is 0.94 times as fast,
