@@ -15,6 +15,7 @@ from model.families import load_config, read_config
 from model.formats import Affine, QuantisedWeight, Scaled
 from model.formats.int4 import Int4
 from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from nkw.commands import main
 from tests.deep import deep_except
 from tests.model.containers import (
@@ -147,14 +148,22 @@ def test_a_folder_computes_its_numbers_on_one_and_two_ranks(tmp_path: Path, case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize(("group", "inner"), [(32, 512), (128, 512), (128, 384)])
 @pytest.mark.parametrize("version", [1, "awq"])
 def test_groups_are_computed_in_bfloat16_on_one_and_two_ranks(
-    tmp_path: Path, version: Any, group: int
+    tmp_path: Path, version: Any, group: int, inner: int
 ) -> None:
-    """Ranks have groups of the inputs of `down_proj`; rows are so few that their sums are scaled."""
+    """Rows are so few that their sums are scaled. Two ranks cut inside a group of `down_proj` of 384 inputs.
+
+    They widen it, and compute with the nibbles of the other projections.
+    """
     draw = Draw(version=version, group=group, symmetric=False)
-    _, numbers = write_container(tmp_path / "m", describe(draw), draw, hidden_size=128, intermediate_size=512)
+    sizes = dict(hidden_size=128, intermediate_size=inner)
+    _, numbers = write_container(tmp_path / "m", describe(draw), draw, **sizes)
+    config = load_config(tmp_path / "m")
+    rank, _ = shard_weights(config, open_checkpoint(tmp_path / "m", config), 2)
+    widened = rank.arrays["layers.0.mlp.w_down"].dtype != np.uint8
+    assert widened == (inner == 384) and rank.arrays["layers.0.mlp.w_up"].dtype == np.uint8
     check_generates_in_bfloat16(tmp_path / "m", numbers)
 
 
