@@ -30,7 +30,12 @@ from nki_kernels.norms.row_tiles import (
 )
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import multiply_block_pair, transpose_block_range
-from nki_kernels.projection.quantised_rows import compute_scale, find_largest, quantise_rows_reference
+from nki_kernels.projection.quantised_rows import (
+    compute_scale,
+    find_largest,
+    quantise_rows_reference,
+    reduce_maximum,
+)
 from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, ranges
 
 PAIR_BLOCK = 2 * PARTITIONS
@@ -47,7 +52,7 @@ class PairedRows(nl.NKIObject):
 
     roots, statistics: of an RMSNorm 1 / rms, float32 [row, 1], or the RowStatistics of a LayerNorm, after `measure`.
     magnitudes: scratch tile [row, column] with the first magnitudes, between `normalise` and `find_largest`. largest:
-    [row, piece], the largest magnitude of each piece of a row, after `find_largest`. scale, inverse: float32 [row, 1]
+    [row, 1], the largest magnitude of each row, after `find_largest`. scale, inverse: float32 [row, 1]
     after `choose_scale`. quantised: fp8 [row, H], between `divide` and `transpose`. transposed: fp8 [partition, block,
     2, row] after `transpose`.
     """
@@ -108,22 +113,16 @@ class PairedRows(nl.NKIObject):
         return view
 
     def find_largest(self):
-        """Find the largest magnitude of each row in each piece of the row that the scratch tile holds."""
-        count, hidden = self.rows.shape
+        """Find the largest magnitude of each row, piece by piece of the row."""
         width = self.magnitudes.shape[1]
-        maxima = nl.ndarray((count, blocks(hidden, width)), dtype=self.rows.dtype, buffer=nl.sbuf)
-        for first in range(0, hidden, width):
-            view = self.magnitudes if first == 0 else self.take_magnitudes(first)
-            index = first // width
-            nisa.tensor_reduce(dst=maxima[:, index : index + 1], op=nl.maximum, data=view, axis=1)
-        self.magnitudes, self.largest = None, maxima
+        self.largest = reduce_maximum(self.magnitudes)
+        for first in range(width, self.rows.shape[1], width):
+            largest = reduce_maximum(self.take_magnitudes(first))
+            nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=largest, op=nl.maximum)
+        self.magnitudes = None
 
     def choose_scale(self):
         """Compute the scale of each row and its inverse."""
-        if self.largest.shape[1] > 1:
-            largest = nl.ndarray((self.largest.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_reduce(dst=largest, op=nl.maximum, data=self.largest, axis=1)
-            self.largest = largest
         self.scale, self.inverse = compute_scale(self.largest, find_largest(self.element))
 
     def divide(self):

@@ -23,9 +23,6 @@ from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normali
 from nki_kernels.tiles import PARTITIONS, filled, identity
 from nki_kernels.weights import is_e4m3
 
-REDUCED_COLUMNS = 256
-"""Columns of magnitudes that one reduction takes; more are halved before."""
-
 QUANTISATION_STAGES = 3
 """Stages in which an intermediate is quantised."""
 
@@ -200,7 +197,7 @@ def create_row_quantiser(rows, hidden, dtype, element):
 def compute_scale(largest, limit):
     """Return scales and their inverses, float32 columns [row, 1] in SBUF, of the largest magnitudes of rows.
 
-    largest: float32 column [row, 1] in SBUF or PSUM. limit: the number that the largest magnitude becomes.
+    largest: column [row, 1] in SBUF or PSUM, of any float dtype. limit: the number that the largest magnitude becomes.
     """
     scale = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -265,20 +262,10 @@ class RowPreparation(nl.NKIObject):
 
 
 def reduce_maximum(magnitudes):
-    """Return the largest element of each row of an SBUF tile [row, H], float32 [row, 1]; the tile is overwritten."""
-    width = magnitudes.shape[1]
-    while width > REDUCED_COLUMNS:
-        half = width // 2
-        # A maximum of two tiles of 16 bits takes half of the time that a reduction takes for each element.
-        nisa.tensor_tensor(
-            dst=magnitudes[:, 0:half],
-            data1=magnitudes[:, 0:half],
-            data2=magnitudes[:, width - half : width],
-            op=nl.maximum,
-        )
-        width -= half
-    largest = nl.ndarray((magnitudes.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=magnitudes[:, 0:width], axis=1)
+    """Return the largest element of each row of an SBUF tile [row, H], a new column [row, 1] of its dtype in SBUF."""
+    largest = nl.ndarray((magnitudes.shape[0], 1), dtype=magnitudes.dtype, buffer=nl.sbuf)
+    # One reduction from 16 bits to 16 bits takes half a cycle for each element, and the maximum of such is one of them.
+    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=magnitudes, axis=1)
     return largest
 
 

@@ -196,14 +196,20 @@ def sum_over_ranks(total, partial, replica_group, ranks):
 
 
 def store_sum(chunk):
-    """Add bias and residual, if any, to `total` of a chunk in place, and store it to the chunk's y in HBM."""
+    """Add bias and residual, if any, to `total` of a chunk in place, and store it to the chunk's y in HBM.
+
+    With scales of rows and columns the Vector engine reads out all accumulators, so GpSimd adds.
+    """
     height, tiles, _ = chunk.total.shape
+    is_scaled = chunk.row_scales is not None and chunk.column_scales is not None
+    engine = nisa.engine.gpsimd if is_scaled else nisa.engine.vector
     for m in range(tiles):  # m: row tile
         rows = min(height, chunk.y.shape[0] - m * height)
         total = chunk.total[0:rows, m, :]
         if chunk.bias is not None:
-            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.bias[0:rows, :], op=nl.add)
+            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.bias[0:rows, :], op=nl.add, engine=engine)
         if chunk.residual_tile is not None:
-            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.residual_tile[0:rows, m, :], op=nl.add)
+            residual = chunk.residual_tile[0:rows, m, :]
+            nisa.tensor_tensor(dst=total, data1=total, data2=residual, op=nl.add, engine=engine)
     # This store waits for a collective, and in the queue of bulk loads the next weights would wait with it.
     store_rows_from(chunk.y, chunk.total, COMPILER)
