@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from model.layers.attention import Attention
 from model.layers.joint import join_launches
 from model.layers.launch import FLOAT32, INT32, Launch, StepShape, Value, count_copy_work
 from model.layers.layer import Layer
@@ -35,6 +36,18 @@ def list_copies(layers: Iterable[Layer], shape: StepShape, copies: int, group: C
     return [
         cache.copy(copies) for cache in caches if name_in_group("copy_sources", shape, cache.group) == name
     ]
+
+
+def list_packs(layers: Iterable[Layer], shape: StepShape, count: int) -> list[Launch]:
+    """Return the launches that pack `count` full pages to four bits, one for each layer with such pages.
+
+    Args:
+        layers: The layers.
+        shape: The sizes of the step, which decide the sizes of caches.
+        count: Number of pages of each launch.
+    """
+    attention = (layer for layer in layers if isinstance(layer, Attention))
+    return [pages.pack(count) for layer in attention if (pages := layer.full_pages(shape)) is not None]
 
 
 def list_copy_sizes(copies: int) -> list[int]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from model.errors import check_memory
 from model.execution.bound_launch import Arrays, Binder, BoundLaunch, Device
-from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches, list_packs
 from model.execution.stages import divide_stages, find_sent_values, launch_send
-from model.layers.launch import Phase, StepShape, Value
+from model.layers.launch import Launch, Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, list_states
-from model.layers.paged import CacheGroup, find_padding_page, name_in_group
+from model.layers.paged import FULL_PAGES, NEWEST, CacheGroup, find_padding_page, name_in_group
 from model.layers.shard import slice_vocabulary
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
@@ -96,6 +96,7 @@ class LaunchedNetwork:
         self._binder = Binder(device, mesh, frozenset(self._lasting_names))
         self._bound_step = lru_cache(maxsize=max_bound_steps)(self._bind_step)
         self._bound_copies = lru_cache(maxsize=None)(self._bind_copies)
+        self._bound_packs = lru_cache(maxsize=None)(self._bind_packs)
         self.clear()
         self._before = {name: self._bind_before(earlier) for name, earlier in network.before.items()}
 
@@ -114,23 +115,49 @@ class LaunchedNetwork:
                 Copies are made in order. A launch with room for more copies also copies the padding page onto itself.
             cache_group: The pages of a window, pages without a window, or slots.
         """
-        pending = [list(copies.items()) for copies in group_copies]
         padding_page = find_padding_page(self._largest_step, cache_group)
-        destinations_name, sources_name = (
+        names = [
             name_in_group(name, self._largest_step, cache_group)
             for name in ("copy_destinations", "copy_sources")
-        )
-        for size in list_copy_sizes(max(map(len, pending))):
-            padded = [
-                copies[:size] + [(padding_page, padding_page)] * (size - len(copies)) for copies in pending
-            ]
-            pending = [copies[size:] for copies in pending]
-            pairs = np.array(padded, np.int32)  # [groups, size, 2]
-            for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
-                destinations, sources = np.split(pairs[self._mesh.find_group(rank)], 2, axis=1)
-                arrays[destinations_name] = self._device.hold(destinations)
-                arrays[sources_name] = self._device.hold(sources)
+        ]
+        pending = [list(copies.items()) for copies in group_copies]
+        for size in self._hold_pairs(pending, names, (padding_page, padding_page)):
             self._run_graph(self._bound_copies(size, cache_group))
+
+    @property
+    def padding_pages(self) -> tuple[int, int]:
+        """Padding page of the newest pages, and that of the full pages of four bits."""
+        step = self._largest_step
+        return find_padding_page(step, NEWEST), find_padding_page(step, None)
+
+    def pack_pages(self, group_pages: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Round pages that a step has filled to four bits, in every layer.
+
+        Args:
+            group_pages: For each data-parallel group, pairs of the number among the newest pages and of the page of
+                four bits. A launch with room for more pages also packs the padding page.
+        """
+        for size in self._hold_pairs([[*pages] for pages in group_pages], FULL_PAGES, self.padding_pages):
+            self._run_graph(self._bound_packs(size))
+
+    def _hold_pairs(
+        self, pending: list[list[tuple[int, int]]], names: Sequence[str], padding: tuple[int, int]
+    ) -> Iterator[int]:
+        """Put pairs of page numbers on the device, as many as a launch takes, and yield their number for each launch.
+
+        Args:
+            pending: For each data-parallel group, its pairs.
+            names: Names of the arrays of first and of second numbers, [pairs, 1] int32 each.
+            padding: The pair that fills launches with room for more.
+        """
+        for size in list_copy_sizes(max(map(len, pending))):
+            padded = [pairs[:size] + [padding] * (size - len(pairs)) for pairs in pending]
+            pending = [pairs[size:] for pairs in pending]
+            numbers = np.array(padded, np.int32)  # [groups, size, 2]
+            for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+                columns = np.split(numbers[self._mesh.find_group(rank)], 2, axis=1)
+                arrays.update({name: self._device.hold(column) for name, column in zip(names, columns)})
+            yield size
 
     def run_before(self, name: str, inputs: Mapping[str, np.ndarray]) -> None:
         """Run a network that precedes this one, such as an encoder; its results stay on the device for later steps.
@@ -283,7 +310,16 @@ class LaunchedNetwork:
 
     def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
         """Return the bound launches that make `copies` copies of pages or slots of a cache group in every layer."""
-        launches = list_copies(self._network.layers, self._largest_step, copies, cache_group)
+        return self._bind_on_caches(
+            list_copies(self._network.layers, self._largest_step, copies, cache_group)
+        )
+
+    def _bind_packs(self, count: int) -> list[BoundLaunch]:
+        """Return the bound launches that pack `count` full pages in every layer."""
+        return self._bind_on_caches(list_packs(self._network.layers, self._largest_step, count))
+
+    def _bind_on_caches(self, launches: Sequence[Launch]) -> list[BoundLaunch]:
+        """Return bound launches that read only caches and numbers of pages or slots."""
         changing = {value.name for launch in launches for value in launch.values}
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 

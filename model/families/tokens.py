@@ -9,7 +9,7 @@ from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.head import HEAD_RESULTS, Head
 from model.layers.launch import FLOAT32
 from model.layers.layer import Layer
-from model.layers.paged import FULL_PAGES, GROUP_ARRAYS, NEWEST
+from model.layers.paged import GROUP_ARRAYS, NEWEST
 from model.layers.recurrent import SEQUENCE_ARRAYS
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.network import Input, Network, Section, Sharding
@@ -36,8 +36,7 @@ def build_token_network(
         Input("ids", Sharding.rows),
         Input("own_positions", Sharding.rows),
         Input("logits_indices", Sharding.row_indices),
-        *map(Input, ("rope_rows", *SEQUENCE_ARRAYS.values(), *GROUP_ARRAYS, *window_arrays, *FULL_PAGES)),
-        Input(LAST_OF_WINDOW),
+        *map(Input, ("rope_rows", *SEQUENCE_ARRAYS.values(), *GROUP_ARRAYS, *window_arrays, LAST_OF_WINDOW)),
         *(Input(name, dtype=FLOAT32) for name in NUMBERS),
         *(Input(name, Sharding.vocabulary, FLOAT32) for name in COLUMNS),
     ]

@@ -81,7 +81,7 @@ class Attention(AttentionHeads):
 
         If full pages have four bits, they are a cache of their own.
         """
-        pages = self._full_pages(step)
+        pages = self.full_pages(step)
         return (self._cache(step),) if pages is None else (pages.packed, pages.newest)
 
     def _cache(self, step: StepShape) -> Cache:
@@ -94,7 +94,7 @@ class Attention(AttentionHeads):
         step = step if self.heads.causal else replace(step, cache_dtype=AUTO)
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
-    def _full_pages(self, step: StepShape) -> FullPages | None:
+    def full_pages(self, step: StepShape) -> FullPages | None:
         """Return the full pages of four bits, with the cache of newer ones; None if all positions are stored alike."""
         if not self.heads.causal:
             return None
@@ -102,11 +102,11 @@ class Attention(AttentionHeads):
 
     def _list_cache_arguments(self, step: StepShape) -> dict[str, Argument]:
         """Return the kernel arguments for the cache, by parameter name."""
-        return (self._full_pages(step) or self._cache(step)).arguments
+        return (self.full_pages(step) or self._cache(step)).arguments
 
     def _count_cached_bytes(self, step: StepShape) -> float:
         """Return the bytes of a cached position of a rank's heads, keys and values together."""
-        pages = self._full_pages(step)
+        pages = self.full_pages(step)
         if pages is not None:
             return pages.packed.page_bytes / step.block_size
         return 2.0 * self._describe_projected(step)[1].shape[1] * self._cache(step).arrays[0].dtype.itemsize
@@ -156,21 +156,16 @@ class Attention(AttentionHeads):
         """
         if step.phase is Phase.prefill:
             attend = self._prefill(step) if step.decoding is None else self._attend_mixed(step, step.decoding)
-            return [*self._project(step), attend, *self._pack(step), *self._project_output(step)]
+            return [*self._project(step), attend, *self._project_output(step)]
         attends = [self._decode(step, sequences, repeat) for sequences, repeat in split_sequences(step)]
-        if self._is_block and self._is_read_by_block(step) and self._full_pages(step) is None:
+        if self._is_block and self._is_read_by_block(step) and self.full_pages(step) is None:
             blocks = [
                 self._decode_block(step, sequences, repeat) for sequences, repeat in split_sequences(step)
             ]
             # Separate launches do not help if attention itself is refused for the same reason.
             if all(block.refusal in (None, attend.refusal) for block, attend in zip(blocks, attends)):
                 return blocks
-        return [*self._project(step), *attends, *self._pack(step), *self._project_output(step)]
-
-    def _pack(self, step: StepShape) -> list[Launch]:
-        """Return the launch that rounds full pages to four bits; an empty list if all positions are stored alike."""
-        pages = self._full_pages(step)
-        return [] if pages is None else [pages.pack()]
+        return [*self._project(step), *attends, *self._project_output(step)]
 
     def _limit_window(self, length: int) -> int | None:
         """Return the layer's attention window if it is shorter than `length` positions; None if it limits nothing."""
@@ -198,7 +193,7 @@ class Attention(AttentionHeads):
 
     def _describe_positions(self, step: StepShape) -> Value:
         """Return the positions of new tokens, counted as the block tables of the cache, or of full pages, count."""
-        pages = self._full_pages(step)
+        pages = self.full_pages(step)
         return (self._cache(step) if pages is None else pages.packed).positions
 
     def _prefill(self, step: StepShape) -> Launch:

@@ -18,7 +18,7 @@ import numpy as np
 from model.config.heads import HeadLayout
 from model.layers.cache_formats import CACHE_FORMATS, CacheFormat, CacheScales
 from model.layers.launch import FLOAT32, INT32, UINT8, Argument, Launch, LeastWork, Phase, StepShape, Value
-from model.layers.paged import FULL_PAGES, NEWEST, STATES, CacheGroup, Slots, count_full_pages, name_in_group
+from model.layers.paged import FULL_PAGES, NEWEST, STATES, CacheGroup, Slots, name_in_group
 from model.layers.shard import Shard
 
 
@@ -200,9 +200,11 @@ class FullPages:
             arguments["newest_tables"] = newest["block_tables"]
         return arguments
 
-    def pack(self) -> Launch:
-        """Return the launch that packs the pages which the step's tokens fill, after attention has written to them."""
-        count = count_full_pages(self.packed.step)
+    def pack(self, count: int) -> Launch:
+        """Return the launch that packs `count` pages that a step has filled.
+
+        The inputs FULL_PAGES, [count, 1] int32 each, have the numbers of the pages in both caches.
+        """
         arguments: dict[str, Argument] = dict(zip(self.packed.parameters, self.packed.arrays))
         arguments |= dict(zip(self.newest.parameters, self.newest.arrays))
         for parameter, name in zip(("sources", "destinations"), FULL_PAGES):

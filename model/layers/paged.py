@@ -39,14 +39,8 @@ It is a window of one position: no token reads a page of this group before its o
 """
 
 FULL_PAGES = "full_page_sources", "full_page_destinations"
-"""Names of the step's arrays, [pages, 1] int32 each, with the pages that the step fills: their number among the newest
-pages and the number of the page of four bits to which they are packed."""
-
-
-def count_full_pages(step: StepShape) -> int:
-    """Return the most pages that the tokens of a step fill; a prompt of fewer tokens than a page counts as one."""
-    prompts = step.prompts.sequences * max(1, step.new_tokens // step.block_size)
-    return prompts + (0 if step.decoding is None else step.decoding.sequences)
+"""Names of the inputs of launches that pack full pages: numbers of newest pages, and of the pages of four bits that
+are written."""
 
 
 def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from math import ceil
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,7 @@ import numpy as np
 from model.config import ModelConfig
 from model.device import chip, find_sorted_expert_width, schedule_stages
 from model.errors import ModelError
-from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches, list_packs
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
 from model.layers.cache_formats import AUTO, CACHE_FORMATS
@@ -326,7 +327,23 @@ class Predictor:
         for section, count in sections:
             for launch in list_launches(section, step):
                 times += self._time_with_fallback(section, launch, step, count)
+            times += self._time_packs(section, step, count)
         return PassTime(Time.exact(self._dry.overhead_ns), tuple(times))
+
+    def _time_packs(self, section: Section, step: StepShape, count: int) -> Iterable[LaunchTime]:
+        """Yield the mean time of packing the full pages that a step fills, in `count` equal sections.
+
+        Tokens of a decode step fill a page in one of as many steps as a page has positions.
+        """
+        if not CACHE_FORMATS[step.cache_dtype].packs_pages:
+            return
+        pages = step.tokens / step.block_size
+        for size in list_copy_sizes(max(1, ceil(pages))):
+            for launch in list_packs(section, step, size):
+                time = self._time(launch, count, self._dry.time_launch)
+                yield replace(
+                    time, time=time.time * min(1.0, pages), floor_ns=time.floor_ns * min(1.0, pages)
+                )
 
     def _predict_encoder(self, step: StepShape) -> Sequence[LaunchTime]:
         """Return the times of the encoder's kernels for one window of each prompt.

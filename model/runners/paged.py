@@ -24,7 +24,7 @@ from model.engine.padded_batch import BucketUse, PaddedBatch
 from model.engine.speculation import NO_ROWS, Rows
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.layers.cache_formats import AUTO, UNSCALED, CacheScales
+from model.layers.cache_formats import AUTO, CACHE_FORMATS, UNSCALED, CacheScales
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS, select_device_rows
@@ -83,6 +83,7 @@ class PagedModel:
             [STATES] if slots else []
         )
         self._vocab_size = config.vocab_size
+        self._packs_pages = CACHE_FORMATS[kv_cache_dtype].packs_pages
         first_rank = weights[0]
         self._largest_step = largest_step(
             config,
@@ -126,6 +127,8 @@ class PagedModel:
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
         """Copy pages, compute a batch, and return the outputs of the requests that sample or score tokens.
 
+        If the cache format packs full pages, those that the batch fills are packed then.
+
         Args:
             batch: The scheduled chunks and page copies.
             rows: The sampling parameters of the rows of each request. The device draws a row's token where it can; all
@@ -149,6 +152,10 @@ class PagedModel:
             for padded_batch in self._buckets.pad(*sub_batch.split_groups(self._mesh.data)):
                 self.use.add(padded_batch)
                 outputs |= self._compute(padded_batch, rows)
+        if self._packs_pages:
+            groups = batch.split_groups(self._mesh.data)
+            full_pages = [self._inputs.list_full_pages(group.chunks.values()) for group in groups]
+            self._runner.network.pack_pages(full_pages)
         return outputs
 
     def launch_padding(self, step: StepShape) -> None:
@@ -164,6 +171,11 @@ class PagedModel:
         if step.draws is not None:
             inputs |= self._runner.draw_inputs([None] * (self._mesh.data * step.head_rows), step.draws)
         self._runner.step(step, inputs)
+
+    def launch_packs(self, count: int) -> None:
+        """Pack the padding page `count` times, so that the graph is compiled before requests need it."""
+        padding = self._runner.network.padding_pages
+        self._runner.network.pack_pages([[padding] * count] * self._mesh.data)
 
     def launch_copies(self, count: int, cache_group: CacheGroup) -> None:
         """Launch copies of the first `count` pages or slots of a cache group onto themselves.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from model.engine import Chunk
 from model.engine.padded_batch import PaddedBatch
 from model.layers import paged
-from model.layers.cache_formats import CACHE_FORMATS
 from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.launch import Phase, StepShape
 from model.state import PagePool, SlotPool
@@ -107,8 +106,6 @@ class StepInputs:
                 last_position = block_table.shape[1] * pool.block_size - 1
                 positions_in_table = np.minimum(positions - first_blocks * pool.block_size, last_position)
                 columns[paged.name_in_group("positions", step, pool.window)] = positions_in_table
-        if CACHE_FORMATS[step.cache_dtype].packs_pages:
-            columns |= dict(zip(paged.FULL_PAGES, self._list_full_pages(step, chunks)))
         return {name: column.reshape(-1) for name, column in columns.items()}, tables
 
     def _build_block_table(
@@ -135,27 +132,22 @@ class StepInputs:
             first_blocks[row] = table.first
         return block_table, first_blocks
 
-    def _list_full_pages(self, step: StepShape, chunks: Sequence[Chunk]) -> np.ndarray:
-        """Return the pages that the chunks fill, int32 [2, pages]: numbers of newest pages, and of pages of four bits.
+    def list_full_pages(self, chunks: Iterable[Chunk]) -> list[tuple[int, int]]:
+        """Return the pages that chunks fill, as pairs of their number among the newest pages and of a full page.
 
-        Padding pages follow. A chunk of several tokens begins a page, as `SchedulerOptions.whole_pages` arranges.
-
-        Args:
-            step: The sizes of a step that only decodes, or only computes prompts.
-            chunks: A chunk for each sequence; sequences without a chunk are padding.
+        A chunk of several tokens begins a page, as `SchedulerOptions.whole_pages` arranges.
         """
         numbers = {pool.window: number for number, pool in enumerate(self.pools)}
         newest, packed = numbers[paged.NEWEST], numbers[None]
+        size = self.pools[packed].block_size
         pages: list[tuple[int, int]] = []
         for chunk in chunks:
-            size, start = self.pools[packed].block_size, chunk.num_computed_tokens
+            start, end = chunk.num_computed_tokens, chunk.num_computed_tokens + chunk.num_scheduled_tokens
             assert chunk.num_scheduled_tokens == 1 or start % size == 0, f"a chunk starts at position {start}"
             newest_table, table = (chunk.request.tables[number] for number in (newest, packed))
-            for block in range(start // size, (start + chunk.num_scheduled_tokens) // size):
+            for block in range(start // size, end // size):
                 pages.append((newest_table.pages[block - newest_table.first], table.pages[block]))
-        padding = self.pools[newest].count, self.pools[packed].count
-        pages += [padding] * (paged.count_full_pages(step) - len(pages))
-        return np.array(pages, np.int32).T
+        return pages
 
 
 def _compute_logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:

@@ -12,6 +12,8 @@ import pytest
 import safetensors.numpy
 
 from model import LLM, SamplingParams
+from model.commands.compile.command import list_engine_graphs
+from model.commands.compile.graphs import PackGraph
 from model.engine import Request, Scheduler, SchedulerOptions
 from model.errors import ModelError
 from model.families.packed_pages import check_packed_pages
@@ -131,6 +133,24 @@ def test_a_bfloat16_model_with_pages_of_sixteen_generates_like_its_definition(fo
     llm = LLM(folder, kv_cache_dtype="int4", dtype="bfloat16", max_model_len=64)
     tokens = llm.generate({"prompt_token_ids": TEXT}, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     assert tokens[0] == np.argmax(reference.prefill([TEXT])[0].logits)
+
+
+def test_packs_are_graphs_of_their_own_that_change_no_page_of_a_request(folder: Path) -> None:
+    limits: dict[str, Any] = dict(
+        block_size=PAGE, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64
+    )
+    setup = set_up_engine(EngineArgs(folder, kv_cache_dtype="int4", **limits))
+    packs = [graph for graph in list_engine_graphs(setup) if isinstance(graph, PackGraph)]
+    assert [graph.count for graph in packs] == [1, 2, 4, 8]
+    assert [[launch.kernel for launch in graph.launches] for graph in packs] == [["pack_pages"] * 2] * 4
+    plain = list_engine_graphs(set_up_engine(EngineArgs(folder, kv_cache_dtype="int8", **limits)))
+    assert not any(isinstance(graph, PackGraph) for graph in plain)
+    llm = LLM(folder, kv_cache_dtype="int4", **limits)
+    first = llm.generate({"prompt_token_ids": TEXT}, GREEDY, use_tqdm=False)[0]
+    llm.engine._model.launch_packs(2)
+    again = llm.generate({"prompt_token_ids": TEXT}, GREEDY, use_tqdm=False)[0]
+    assert again.metrics.num_cached_tokens == 20
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
 def test_chunks_end_with_pages_and_pages_that_are_full_leave_the_newest_ones() -> None:

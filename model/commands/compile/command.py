@@ -25,6 +25,7 @@ from model.commands.compile.graphs import (
     CopyGraph,
     Environment,
     Graph,
+    PackGraph,
     StepGraph,
     hash_graph,
     list_graphs,
@@ -123,6 +124,8 @@ def launch_all(setup: EngineSetup) -> None:
     for graph in graphs:
         if isinstance(graph, CopyGraph):
             model.launch_copies(graph.count, graph.cache_group)
+        elif isinstance(graph, PackGraph):
+            model.launch_packs(graph.count)
         elif isinstance(graph, StepGraph):  # prompts launch the encoder too
             model.launch_padding(graph.shape)
 

@@ -12,10 +12,10 @@ from hashlib import blake2b
 
 from model.config import ModelConfig
 from model.engine.buckets import Buckets
-from model.execution.launch_list import list_copies, list_copy_sizes, list_launches
+from model.execution.launch_list import list_copies, list_copy_sizes, list_launches, list_packs
 from model.families import compose
 from model.layers.launch import Launch, Phase, StepShape
-from model.layers.paged import STATES, CacheGroup, find_padding_page
+from model.layers.paged import NEWEST, STATES, CacheGroup, find_padding_page
 from model.layers.sample import DRAWS
 
 
@@ -68,6 +68,13 @@ class CopyGraph(Graph):
 
 
 @dataclass(frozen=True)
+class PackGraph(Graph):
+    """Graph that packs `count` full pages to four bits, in every layer."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class Environment:
     """Environment of a compilation, on which a compiled graph depends in addition to its launches.
 
@@ -111,6 +118,10 @@ def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[Ca
             if copies:  # slots of speech windows are never copied
                 label = _describe_copies(count, group)
                 graphs.append(CopyGraph("copies", label, (count,), copies, count, group))
+            packs = tuple(list_packs(network.layers, largest, count)) if group == NEWEST else ()
+            if packs:
+                label = f"{count} full page{'s' if count > 1 else ''} packed"
+                graphs.append(PackGraph("packs", label, (count,), packs, count))
             count *= 2
     return graphs
 
