@@ -211,12 +211,21 @@ class Weight:
 
         Otherwise the weight is widened when it is loaded.
         """
-        return all(
-            isinstance(tensor.cut, MatrixCut)
-            and _cuts_into_blocks(tensor.cut, tensor.part_shape, ranks, spec.block)
+        return self.find_cut_block(format, ranks) is None
+
+    def find_cut_block(self, format: Format, ranks: int) -> tuple[int, int] | None:
+        """Return (rows, columns) of the blocks of a weight [out, in] inside which a part of a rank begins or ends.
+
+        None if each of `ranks` tensor-parallel ranks gets whole blocks, or a part of one.
+        """
+        blocks = (
+            spec.block
             for tensor in self.tensors
             for spec in format.describe_kernel_tensors(tensor.part_shape).values()
+            if not isinstance(tensor.cut, MatrixCut)
+            or not _cuts_into_blocks(tensor.cut, tensor.part_shape, ranks, spec.block)
         )
+        return next(blocks, None)
 
     def find_format(self, shard: Shard, dtypes: WeightDtypes) -> Format | None:
         """Return the format of the arrays that a rank holds; None for one plain or widened array."""
@@ -380,9 +389,9 @@ class StackedWeight(Weight):
         """Return what `Weight.find_planned_format` returns for the first expert's tensor, as all have the same cut."""
         return Weight(self.name, self.tensors[:1], self.reader).find_planned_format(container, parameters)
 
-    def can_be_cut(self, format: Format, ranks: int) -> bool:
-        """Return what `Weight.can_be_cut` returns for the first expert's tensor, as all have the same cut."""
-        return Weight(self.name, self.tensors[:1]).can_be_cut(format, ranks)
+    def find_cut_block(self, format: Format, ranks: int) -> tuple[int, int] | None:
+        """Return what `Weight.find_cut_block` returns for the first expert's tensor, as all have the same cut."""
+        return Weight(self.name, self.tensors[:1]).find_cut_block(format, ranks)
 
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format

@@ -6,6 +6,7 @@ Devices and dry runs take the resulting `RankWeights`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from model.layers.layer import Layer
 from model.layers.precision import choose_activation_dtype
 from model.layers.shard import Shard
 from model.layers.weight import Weight
+from model.loading.cuts import describe_cuts
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ def shard_weights(
             bfloat16, they are rounded to bfloat16.
         layers: the layers whose weights are read, such as those of a pipeline stage; None for all.
 
+    Warns:
+        UserWarning: ranks cut inside blocks that share a scale, so that weights are widened. The warning lists numbers
+            of ranks, up to twice `ranks`, that do not.
+
     Raises:
         ModelError: the ranks cannot share the model, or the weights exceed the memory of this machine.
     """
@@ -117,14 +123,17 @@ def shard_weights(
     )
     check_memory(sum(nbytes), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     shard_arrays: list[dict[str, np.ndarray]] = [{} for _ in shards]
-    formats: dict[str, Format] = {}
+    kernel_formats = {
+        name: weight.find_kernel_format(weights, list_kernel_parameters) for name, weight in distinct.items()
+    }
+    readable = {name: format for name, format in kernel_formats.items() if format is not None}
+    counts = [count for count in range(1, 2 * ranks + 1) if config.refusal(count) is None]
+    for sentence in describe_cuts(distinct, readable, ranks, counts):
+        warnings.warn(sentence, UserWarning, stacklevel=2)
+    formats = {name: format for name, format in readable.items() if distinct[name].can_be_cut(format, ranks)}
     for layer in layers:
         for weight in layer.weights:
-            format = weight.find_kernel_format(weights, list_kernel_parameters)
-            if format is not None and not weight.can_be_cut(format, ranks):
-                format = None
-            if format is not None:
-                formats[weight.name] = format
+            format = formats.get(weight.name)
             arrays_by_key: dict[object, dict[str, np.ndarray]] = {}
             for arrays, shard in zip(shard_arrays, shards):
                 key = weight.compute_content_key(shard)

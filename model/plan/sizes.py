@@ -38,6 +38,7 @@ from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import Layer
 from model.layers.paged import NEWEST, CacheGroup, Slots
 from model.layers.shard import Shard
+from model.loading.cuts import describe_cuts
 from model.loading.weights import plan_weight_dtypes
 from model.network import Network
 
@@ -290,6 +291,17 @@ class ModelSizes:
         )
         return list(dict.fromkeys(readers))
 
+    def describe_cuts(self, tp: int, counts: Sequence[int]) -> list[str]:
+        """Return sentences on weights of decoder layers that `tp` ranks cut inside blocks that share a scale.
+
+        Of the numbers of ranks in `counts`, a sentence names those that cut between blocks.
+        """
+        if self.config.weight_format is None:
+            return []
+        weights = {weight.name: weight for weight in self.network.block_weights}
+        planned = plan_weight_dtypes(weights.values(), self.config.weight_format, np.dtype(np.float32))
+        return list(describe_cuts(weights, dict(planned.formats), tp, counts))
+
     @cached_property
     def embedding(self) -> LayerSizes:
         """Sizes of the layers before the decoder layers."""
@@ -331,6 +343,20 @@ class ModelSizes:
         return {
             shown: sum(counts[component] for component in components)
             for shown, components in COMPONENTS.items()
+        }
+
+    def count_component_bytes(self, dtype: str) -> dict[str, int]:
+        """Return the bytes of the weights of a rank alone, by component, in the order of `parameters`.
+
+        Weights that kernels read in the model's weight format count as stored, all others in `dtype`.
+        """
+        saved = Counter[str]()
+        for section in self.sections:
+            for component, nbytes in section.count_saved_bytes(1, 1, dtype).items():
+                saved[component] += section.count * nbytes
+        return {
+            shown: count * DTYPE_BYTES[dtype] - sum(saved[component] for component in COMPONENTS[shown])
+            for shown, count in self.parameters.items()
         }
 
     @property

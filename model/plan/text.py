@@ -14,13 +14,13 @@ from model.layers import find_unsupported
 from model.layers.cache_formats import AUTO
 from model.plan.cells import format_mesh, format_ms, format_plural, format_ratios
 from model.plan.dry import Time
+from model.plan.memory import list_powers_of_two
 from model.plan.meshes import Candidate, Estimate, describe_cores
 from model.plan.plan import Plan
 from model.plan.policy import Judged
 from model.plan.predict import BUBBLE, PassTime
 from model.plan.roofline import LEAST, USUAL
 from model.plan.service import describe_service, describe_terms
-from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
 from model.plan.stacks import Served
 from nkw.report import Hanging, Part, table
@@ -52,19 +52,20 @@ def format_plan(plan: Plan) -> list[Part]:
 
 
 def _format_parameters(plan: Plan) -> list[Part]:
-    """Return the table of parameters by component, and lines on active parameters and cache bytes."""
-    model, size, encoder = plan.model, DTYPE_BYTES[plan.dtype], plan.model.config.encoder
+    """Return the table of parameters and stored bytes by component, and lines on active parameters and cache bytes."""
+    model, encoder = plan.model, plan.model.config.encoder
+    component_bytes = model.count_component_bytes(plan.dtype)
     rows = [
         (
             encoder.description if component == "aside" and encoder else component,
             f"{count:,}",
             f"{count / model.total:.1%}",
-            _format_gb(count * size),
+            _format_gb(component_bytes[component]),
         )
         for component, count in model.parameters.items()
         if count
     ]
-    rows.append(("all", f"{model.total:,}", "", _format_gb(model.total * size)))
+    rows.append(("all", f"{model.total:,}", "", _format_gb(sum(component_bytes.values()))))
     sequence = model.count_cache_bytes(plan.context, plan.dtype)
     return [
         f"{model.config.type_label}, {model.num_layers} layers, {plan.dtype}",
@@ -452,6 +453,8 @@ def describe_basis(plan: Plan) -> Iterator[str]:
         else:
             names = f"{', '.join(kernels)} and {last} read their own" if kernels else f"{last} reads its own"
             yield f"Of the weights quantised by {method}, {names} as stored; others are {dtype}."
+            counts = list_powers_of_two(plan.model.config.most_busy_ranks)
+            yield from plan.model.describe_cuts(plan.placement.shape.tp, counts)
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
         yield f"Times are rooflines, at least, of the peaks given ({plan.placement.peaks.source})."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from model.config.published import PUBLISHED
 from model.config.quantization import quantise_config
 from model.errors import ModelError
 from model.families import read_config
@@ -90,3 +91,20 @@ def test_fp8_rows_are_multiplied_at_twice_the_rate_where_the_chip_has_it() -> No
         ratios[target] = floors[1] / floors[0]
         assert floors[2] == pytest.approx(floors[0], rel=1e-6)
     assert ratios == pytest.approx({"trn1": 1.0, "trn2": 0.5}, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tp", "is_cut"), [("2", False), ("4", True)])
+def test_a_plan_says_which_weights_ranks_cut_inside_blocks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tp: str, is_cut: bool
+) -> None:
+    """768 columns of an expert are 6 blocks: 2 ranks have 3 each, 4 have one and a half."""
+    fields = json.loads((PUBLISHED / "qwen3-30b-a3b.json").read_text()) | {"num_hidden_layers": 1}
+    fields["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert main(["plan", str(tmp_path), "--instance", "trn2.48xlarge", "--tp", tp]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    sentence = (
+        "are widened at load, because 4 tensor-parallel ranks cut inside the blocks of 128 by 128 elements of fp8; "
+        "kernels read them as stored with 1 or 2 ranks."
+    )
+    assert (sentence in text) == is_cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -142,7 +143,15 @@ def test_ranks_that_cut_inside_a_block_widen_it(tmp_path: Path, ranks: int, is_s
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
     wide = {name: np.asarray(weight) for name, weight in checkpoint.items() if name in plain}
-    stored = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        stored = shard_weights(config, checkpoint, ranks, dtype="bfloat16")
+    sentence = (
+        "layers.*.experts.w_gate, layers.*.experts.w_up and layers.*.experts.w_down are widened at load, because 3 "
+        "tensor-parallel ranks cut inside the blocks of 128 by 128 elements of fp8; kernels read them as stored with "
+        "1, 2 or 4 ranks."
+    )
+    assert [str(warning.message) for warning in warned] == ([] if is_stored else [sentence])
     widened = shard_weights(config, dict(checkpoint) | wide, ranks, dtype="bfloat16")
     for rank, plain_rank in zip(stored, widened, strict=True):
         for matrix in MATRICES:
@@ -156,6 +165,7 @@ def test_ranks_that_cut_inside_a_block_widen_it(tmp_path: Path, ranks: int, is_s
                 assert np.array_equal(array, plain_rank.arrays[name])
     nbytes = sum(array.nbytes for array in stored[0].arrays.values())
     model = load_model(tmp_path / "config.json")
+    assert model.describe_cuts(ranks, [1, 2, 3, 4]) == ([] if is_stored else [sentence])
     sections = [*model.blocks, model.embedding, model.head]
     counted = sum(section.count * section.count_weight_bytes(ranks, 1, "bfloat16") for section in sections)
     assert counted == nbytes
