@@ -76,8 +76,8 @@ Cost
     95 % for T = 1 and 91 % in decode. On two cores 86 to 92 % of half of the floor (H = 8192, F = 896). Bound: the
     Tensor engine from some hundred rows on, below it reading the weights. A sum over 2 ranks adds 4 % to T = 2048
     (H = 8192, F = 896), over 8 ranks 23 %; with rows that are cut 4 and 6 %.
-    With quantises_rows T = 2048, 4096 and 8192 are 1.67, 1.79 and 1.86 times as fast as in bfloat16 (H = 4096,
-    F = 1792), 1.25, 1.27 and 1.27 times (H = 8192, F = 896).
+    With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.83 and 1.88 times as fast as in bfloat16 (H = 4096,
+    F = 1792), 1.94, 1.92 and 1.94 times (H = 8192, F = 3584), 1.30, 1.31 and 1.29 times (H = 8192, F = 896).
     With float8_e4m3 weights, on one core in program order, T = 1, 16 and 64 are 1.89, 1.86 and 1.83 times as fast as
     with bfloat16 (H = 4096, F = 1792); 1.90, 1.85 and 1.81 (H = 8192, F = 896); 1.99, 1.91 and 1.85 (H = 8192,
     F = 448). The time to read the stored bytes at 358 GB/s is 84 to 103 % of theirs. From 128 rows on the Tensor engine

@@ -54,7 +54,8 @@ Tiling
         of w_qkv share the PE array, see `group_panels`. Heads that are rotated in full, without bias and norms of
         heads, are finished for all panels at once, see `head_groups`.
     With quantises_rows, rows are quantised in row tiles and transposed by DMA, two elements of fp8 at a time; columns
-        of w_qkv stay in SBUF, and products run at double rate, see `quantised_heads`.
+        of w_qkv stay in SBUF, and products run at double rate, see `quantised_heads`. Up to 64 rows are quantised in
+        runs instead where H is a multiple of 128, and panels share the PE array as for plain rows.
     Cut along the sequence, each rank normalises its rows and gathers those of all, 256 at a time, see `sequence`.
     Two cores of a logical core take half of the rows each, with T <= 128 half of the heads.
 
@@ -71,7 +72,7 @@ Cost
     (H = 8192, Q = 128): 1.77, 1.67 and 1.50 times as fast as bfloat16 on average. From 65 rows on they gain nothing.
     With quantises_rows, T = 2048, 4096 and 8192 are 1.71, 1.85 and 1.92 times as fast as in bfloat16 (H = 8192,
     Q = 1024), 1.26, 1.33 and 1.37 times (H = 4096, Q = 512): there the Scalar and the Vector engine quantise a row tile
-    in 7.3 us, and its product takes 5.2.
+    in 7.3 us, and its product takes 5.2. T = 1, 16 and 64 take 16, 18 and 27 us (H = 4096), in bfloat16 26 to 27.
     With LayerNorm 65 to 74 % with T = 2048: the Vector engine works on a row tile for as long as its product takes.
 """
 
@@ -85,10 +86,11 @@ from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import widened
+from nki_kernels.projection.group_panels import project_in_groups
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
 from nki_kernels.projection.integer_product import quantised_product_reference
 from nki_kernels.projection.integer_projection import project_integers
-from nki_kernels.projection.normed import project
+from nki_kernels.projection.normed import project, takes_groups
 from nki_kernels.projection.paired_rows import paired_rows_reference
 from nki_kernels.projection.quantised_heads import project_quantised
 from nki_kernels.projection.quantised_rows import check_row_weight
@@ -204,6 +206,8 @@ def qkv_projection(
     weight = WeightMatrix(w_qkv, w_qkv_scales)
     if quantises_rows and w_qkv.dtype == nl.int8:
         project_integers(source, norm, weight, columns, heads)
+    elif quantises_rows and takes_groups(source, norm) and hidden % PARTITIONS == 0:
+        project_in_groups(source.all_rows, norm, weight, columns, heads, True)
     elif quantises_rows:
         project_quantised(source, norm, weight, columns, heads)
     else:

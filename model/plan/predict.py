@@ -547,8 +547,8 @@ def _average_stages(
 
 def _has_fp8_rows(launch: Launch) -> bool:
     """Return whether a kernel rounds rows to fp8, as its weights; rows beside int8 weights are integers in bfloat16."""
-    values = [argument for argument in launch.arguments.values() if isinstance(argument, Value)]
-    is_fp8 = any(value.dtype in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn) for value in values)
+    arrays = [argument for argument in launch.arguments.values() if isinstance(argument, Value)]
+    is_fp8 = any(array.dtype in (ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3fn) for array in arrays)
     return is_fp8 and bool(launch.arguments.get("quantises_rows"))
 
 

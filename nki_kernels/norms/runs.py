@@ -52,19 +52,29 @@ class RowFactors(nl.NKIObject):
         The Tensor and the Scalar engine compute them. width: columns of the PE array that each copy takes, 32 or 64, if
         there are several; `square_sums` has as many columns then.
         """
-        height, rows = self.square_sums.shape
-        # With the sums stationary, the product is a column without a transpose.
-        column = nl.ndarray(((copies - 1) * width + rows, 1), dtype=nl.float32, buffer=nl.psum)
-        ones = filled((height, 1), 1.0)
-        for first in range(0, copies * width, width):
-            nisa.nc_matmul(
-                dst=column[first : first + rows, :],
-                stationary=self.square_sums,
-                moving=ones,
-                tile_position=(0, first),
-                tile_size=(PARTITIONS, width),
-            )
+        column = sum_to_column(self.square_sums, width, copies)
         return compute_inverse_root(column, 1.0 / self.hidden, filled(column.shape, self.eps))
+
+
+def sum_to_column(sums, width, copies):
+    """Return the sums over the partitions of a float32 SBUF tile [partition, row]: PSUM column [copy * width + row, 1].
+
+    width: columns of the PE array that each copy takes, 32 or 64, if there are several copies; `sums` has as many
+    columns then.
+    """
+    height, rows = sums.shape
+    # With the sums stationary, the product is a column without a transpose.
+    column = nl.ndarray(((copies - 1) * width + rows, 1), dtype=nl.float32, buffer=nl.psum)
+    ones = filled((height, 1), 1.0)
+    for first in range(0, copies * width, width):
+        nisa.nc_matmul(
+            dst=column[first : first + rows, :],
+            stationary=sums,
+            moving=ones,
+            tile_position=(0, first),
+            tile_size=(PARTITIONS, width),
+        )
+    return column
 
 
 def sum_squares(tile, sums):

@@ -3,7 +3,8 @@
 Such a weight arrives in half the time, so that the Tensor engine and all that comes before and after the product count
 more. Up to 64 rows take 32 or 64 columns of the PE array. The array is divided into *groups* of so many columns, and
 each group multiplies another *panel*, a range of columns of the weight, at the same time. Rows come in runs, without a
-norm before the product, see `few_rows`; their angles are loaded before the weight.
+norm before the product, see `few_rows`; their angles are loaded before the weight. Rows may be rounded to fp8, with the
+scales and elements that `paired_rows` gives them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.runs import RowFactors
+from nki_kernels.norms.runs import RowFactors, sum_to_column
 from nki_kernels.projection.few_rows import request_few_rows, spread_few_rows, sum_few_squares
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.head_groups import (
@@ -25,7 +26,17 @@ from nki_kernels.projection.head_groups import (
     scale_angles,
 )
 from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions, ranges
+from nki_kernels.projection.quantised_rows import IntermediateQuantiser, RowQuantiser
+from nki_kernels.tiles import (
+    ACCUMULATOR_BANKS,
+    BANK,
+    PARTITIONS,
+    blocks,
+    count_block_partitions,
+    filled,
+    identity,
+    ranges,
+)
 from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_columns
 
 LAST_BLOCKS = 4
@@ -35,7 +46,7 @@ FIRST_BLOCKS = 4
 """Blocks of the first load of the weight, before which x arrives."""
 
 
-def project_in_groups(x, norm, w, columns, heads):
+def project_in_groups(x, norm, w, columns, heads, quantises_rows=False):
     """Compute norm(x) @ w for at most 64 rows; hand the finished PSUM tiles to `heads.deliver`, which stores them.
 
     Args:
@@ -44,11 +55,13 @@ def project_in_groups(x, norm, w, columns, heads):
         w: WeightMatrix [H, columns] with scales.
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
+        quantises_rows: whether rows are rounded to fp8 with a scale for each, as `paired_rows` does; H is then a
+            multiple of 128.
     """
     rows = x.shape[0]
     layout = plan_head_groups(heads, columns, rows)
     if layout is not None:
-        project_head_groups(x, norm, w, columns, heads, layout)
+        project_head_groups(x, norm, w, columns, heads, layout, quantises_rows)
         return
     requested = request_few_rows(x, norm if norm.weight is not None else None, rows)
     product = None
@@ -56,22 +69,22 @@ def project_in_groups(x, norm, w, columns, heads):
         heads.load_scales((first, end), rows)
         if product is None:
             heads.load_angles_ahead(rows)
-            product = start_product(requested, norm, choose_group_width(rows))
+            product = start_product(requested, norm, choose_group_width(rows), 1, quantises_rows)
         panels = divide_among_groups(end - first, rows)
         sums = allocate_panel_sums(panels, rows)
         product.multiply(sums, select_columns(w, first, end), panels)
         heads.deliver(0, first, end, sums, panels, product.scale)
 
 
-def project_head_groups(x, norm, w, columns, heads, layout):
+def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
     """Compute norm(x) @ w as `project_in_groups` does, and finish the heads of all groups in the same instructions.
 
-    layout: HeadGroups of the columns.
+    layout: HeadGroups of the columns. The other arguments are those of `project_in_groups`.
     """
     row_numbers = allocate_row_numbers(layout, x.shape[0])
     requested = request_few_rows(x, norm if norm.weight is not None else None, layout.width)
     loaded = load_group_operands(heads, columns, layout, row_numbers, x.shape[0])
-    product = start_product(requested, norm, layout.width, layout.panels)
+    product = start_product(requested, norm, layout.width, layout.panels, quantises_rows)
     # After the rows, for which the Tensor engine waits.
     operands = scale_angles(loaded, heads, columns[0], layout)
     width = layout.panel_width
@@ -89,8 +102,10 @@ class FewRowsProduct(nl.NKIObject):
     """Product of few rows in runs with weights that stream through SBUF.
 
     rows: the stationary operand, SBUF tile [partition, C, row]. factors: RowFactors of the rows' norm, or None. hidden:
-    H. width: columns of the PE array of a group. copies: number of groups for which `scale` has the rows. scale: the
-    1 / rms of each row, float32 [group * row, 1] in SBUF; None without a norm, and before the first product.
+    H. width: columns of the PE array of a group. copies: number of groups for which `scale` has the rows. row_scales:
+    float32 [row, row] in SBUF with the scales of rows that are quantised on its diagonal, or None. scale: what
+    multiplies each row, 1 / rms and its scale, float32 [group * row, 1] in SBUF; None if nothing does, and before the
+    first product.
     """
 
     rows: nl.NkiTensor
@@ -98,6 +113,7 @@ class FewRowsProduct(nl.NKIObject):
     hidden: int
     width: int
     copies: int
+    row_scales: nl.NkiTensor | None = None
     scale: nl.NkiTensor | None = None
 
     def multiply(self, sums, matrix, panels):
@@ -114,21 +130,54 @@ class FewRowsProduct(nl.NKIObject):
             weights = allocate_blocks(self.hidden, end - start, columns, dtype)
             load_runs_into(weights, matrix, start)
             # Before the last products, so that neither other products nor the copies of their sums wait for it.
-            if end > count - LAST_BLOCKS and self.factors is not None and self.scale is None:
-                self.scale = self.factors.compute_column(self.width, self.copies)
+            if end > count - LAST_BLOCKS and self.scale is None:
+                self.compute_scale()
             add_panel_products(sums, self.rows, weights, panels, start, self.hidden, self.width)
 
+    def compute_scale(self):
+        """Compute `scale` of the factors and of the scales of rows, as far as there are any."""
+        if self.factors is not None:
+            self.scale = self.factors.compute_column(self.width, self.copies)
+        if self.row_scales is not None:
+            column = sum_to_column(self.row_scales, self.width, self.copies)
+            scale = nl.ndarray(column.shape, dtype=nl.float32, buffer=nl.sbuf)
+            if self.scale is None:
+                nisa.tensor_copy(dst=scale, src=column)
+            else:
+                nisa.tensor_tensor(dst=scale, data1=self.scale, data2=column, op=nl.multiply)
+            self.scale = scale
 
-def start_product(requested, norm, width, copies=1):
-    """Return the FewRowsProduct of RequestedRows, which are spread and squared here.
 
-    norm: Norm; one without a weight leaves rows as they are. width, copies: those of the product.
+def start_product(requested, norm, width, copies, quantises_rows):
+    """Return the FewRowsProduct of RequestedRows, which are spread, squared and maybe quantised here.
+
+    norm: Norm; one without a weight leaves rows as they are. width, copies: those of the product. quantises_rows:
+    whether rows are rounded to fp8.
     """
-    stationary, factors = spread_few_rows(requested), None
+    stationary, factors, row_scales = spread_few_rows(requested), None, None
+    if quantises_rows:
+        stationary, row_scales = quantise_runs(stationary, requested.hidden)
     if norm.weight is not None:
-        columns = stationary.shape[2]
+        columns = requested.runs.shape[2]
         factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
-    return FewRowsProduct(stationary, factors, requested.hidden, width, copies)
+    return FewRowsProduct(stationary, factors, requested.hidden, width, copies, row_scales)
+
+
+def quantise_runs(runs, hidden):
+    """Return rows in runs as fp8 with a scale for each row.
+
+    Args:
+        runs: SBUF tile [partition, C, row], on all partitions.
+        hidden: H, a multiple of 128.
+
+    Returns:
+        The fp8 tile of the same shape, and the diagonal matrix of the scales, float32 [row, row] in SBUF.
+    """
+    rows = runs.shape[2]
+    quantiser = RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), [])
+    stages = IntermediateQuantiser(quantiser, [runs], hidden, [(0, rows)], None, False, 0, None, [], [], [])
+    quantised, scales = stages.finish()
+    return quantised[0], quantiser.build_diagonal(scales[0])
 
 
 def divide_among_banks(columns, head):

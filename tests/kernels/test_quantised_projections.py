@@ -44,6 +44,8 @@ class TestQuantisedQkvProjection(KernelTests):
         values=[
             *vary(tokens=[1, 33, 127, 128, 129, 700], hidden=[136, 300], rotated=16),
             *vary(tokens=[3, 140], hidden=[127, 128, 129, 255, 256, 257, 258, 511, 513]),
+            *vary(tokens=[1, 16, 17, 33, 64, 65], hidden=384, rotated=16, norm=[True, False]),
+            *vary(tokens=[1, 40], hidden=128, heads=26, kv_heads=3, head=80, rotated=80, bias=True),
             *vary(tokens=[1, 200], hidden=[4100, 4353], rotated=16),
             *(form | dict(tokens=tokens, hidden=264) for form in FORMS for tokens in (5, 131)),
             *(form | dict(tokens=tokens) for form in VALUES for tokens in (5, 131)),
@@ -224,6 +226,19 @@ def test_ranks_quantise_rows_that_they_gather(tokens: int) -> None:
     defined = in_order(kernels.qkv_projection, **(arguments | dict(x=normed, norm_weight=None)))
     for output in outputs:
         within_half_of_rounding(output, kernels.qkv_projection_reference, defined)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 100])
+def test_a_row_is_quantised_alike_among_few_and_many_rows(tokens: int) -> None:
+    """Sums are added in another order, so a result may be rounded to the next number; codes of rows are the same."""
+    settings = dict(hidden=384, heads=4, head=128, rotated=128)
+    many = named(kernels.qkv_projection, quantised(tokens=200, **settings))
+    few = many | dict(x=many["x"][:tokens].copy(), positions=many["positions"][:tokens].copy())
+    for output, all_rows in zip(kernels.qkv_projection(**few), kernels.qkv_projection(**many)):
+        expected = np.asarray(all_rows)[:tokens].astype(np.float64)
+        difference = np.abs(np.asarray(output).astype(np.float64) - expected)
+        assert (difference <= 2.0**-7 * np.maximum(np.abs(expected), 2.0**-8)).all()
+        assert (difference == 0).mean() > 0.99
 
 
 def test_rows_of_zeros_stay_zero() -> None:
