@@ -80,7 +80,8 @@ Ranks that divide positions
 Limits:
     D up to 512, n * Hq / Hk and Hq up to 128, n up to 96 where there are sinks and k, T * Hq up to 8192; two groups of
     keys and values fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a
-    multiple of 128, and fewer positions fit, because keys lie in SBUF twice.
+    multiple of 128, and fewer positions fit, because keys lie in SBUF twice; of pages of 4 bits S is up to 16384 there,
+    with the newest page.
 
 Cost
     HBM: both caches once. Tensor engine: two matmuls for 128 positions of a kv head. Vector: five passes over

@@ -19,6 +19,8 @@ from model.llm.cache_scales import calibrate_on_tokens
 from model.loading.checkpoint import Checkpoint
 
 BITS = (8, 4, 2)
+INT4_PAGES = (16, 128)
+"""Positions of a page for which the format int4 is measured."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def list_rows(
     calibration: Sequence[int],
     bits: Sequence[int] = BITS,
 ) -> list[Row]:
-    """Return the losses with caches of float32, of fp8 and int8 with static scales, and of few bits.
+    """Return the losses with caches of float32, of fp8 and int8 with static scales, of int4, and of few bits.
 
     Args:
         config: The model.
@@ -105,6 +107,9 @@ def list_rows(
                 "static scale of a head",
             )
         add(f"{name}, {words}", None, CacheRounding(format, scales))
+    for page in INT4_PAGES:
+        caching = CacheRounding(CACHE_FORMATS["int4"], UNSCALED, page)
+        add(f"int4, pages of {page}", None, caching)
     for count in bits:
         add(f"{count} bits, keys by channel of a page, values by token", quantise_keys_and_values(count))
     bases = create_bases(config, checkpoint)

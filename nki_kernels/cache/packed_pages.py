@@ -148,7 +148,8 @@ class PackedPages(nl.NKIObject):
         return PackedPages(local, self.k_pages, self.v_pages, tables)
 
     def choose_group_units(self, sizes, room, unit_bytes, load_units):
-        """Return how many units make a group, as `PagedCache.choose_group_units` does."""
+        """Return how many units make a group, as `PagedCache` does for as many tiles as these pages take."""
+        unit_bytes = unit_bytes * self.tiles_per_position // self.newest.tiles_per_position
         return self.newest.choose_group_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):

@@ -77,6 +77,13 @@ def test_drafts_of_a_model_without_experts_change_no_token() -> None:
 
 
 @pytest.mark.slow
+def test_full_pages_of_four_bits_are_packed_in_every_group() -> None:
+    sizes = SIZES | dict(kv_cache_dtype="int4", block_size=4)
+    tokens = generated(LLM(**sizes))
+    assert generated(LLM(**sizes, expert_parallel_size=2)) == tokens != generate_on_one_group()
+
+
+@pytest.mark.slow
 def test_prompts_share_the_pages_of_their_group() -> None:
     """Both groups are idle, so the second request goes where its prompt is known."""
     llm = LLM(**SIZES, expert_parallel_size=2, block_size=4)

@@ -99,6 +99,10 @@ class TestDecode(KernelTests):
             ),
         ],
         limits=[limit("depth", 128, "elements, not 136", step=8, kv_heads=1, heads=1, firsts=(20,))],
+        fits=[
+            dict(positions=14336, depth=128, kv_heads=1, firsts=(14000, 5), dtype=BF16),
+            dict(positions=4096, block=128, depth=128, heads=16, kv_heads=4, firsts=(14, 5), dtype=BF16),
+        ],
         undefined=[
             Undefined(
                 dict(k_cache=find_unread, v_cache=find_unread),
