@@ -100,7 +100,7 @@ class Scaled(Format):
             ModelError: A field has a wrong type.
         """
         encoding = quantization_config.get("fmt", "e4m3")
-        if encoding != "e4m3":
+        if encoding not in ("e4m3", "float8_e4m3fn"):
             quantization_config.unsupported(
                 "fmt", f"{encoding!r:.60}; weights of eight bits are widened from e4m3"
             )

@@ -14,8 +14,9 @@ from model.config.blocks import SpeechEncoder
 from model.device import DryDevice, chip, find_instance
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, compose, load_config, read_config
+from model.formats import Format, Mx, Scaled
 from model.layers.shard import Shard
-from model.loading.weights import RankWeights
+from model.loading.weights import RankWeights, plan_weight_dtypes
 from model.plan.memory import compute_footprint, find_smallest_tp, list_possible_tp
 from model.plan.plan import DEFAULT_INSTANCE, DEFAULT_TOKENS, Request, make_plan
 from model.plan.predict import PassTime, Predictor
@@ -48,11 +49,14 @@ ONE_OF_EACH = [
 
 def rank_of(config: ModelConfig, tp: int, dtype: np.dtype) -> RankWeights:
     """Return weights of one rank that have shapes and no memory."""
-    shard = Shard(0, tp)
+    shard, weights = Shard(0, tp), list(compose(config).weights)
+    dtypes = plan_weight_dtypes(weights, config.weight_format, dtype)
     arrays = {
-        weight.name: np.broadcast_to(dtype.type(0), weight.shape(shard)) for weight in compose(config).weights
+        name: np.broadcast_to(np.zeros((), element if weight.find_format(shard, dtypes) else dtype), shape)
+        for weight in weights
+        for name, (shape, element) in weight.describe(shard, dtypes).items()
     }
-    return RankWeights(shard, dtype, arrays)
+    return RankWeights(shard, dtype, arrays, dict(dtypes.formats))
 
 
 def launched(config: ModelConfig, target: str, tp: int, dtype: str, prompt: int, context: int):
@@ -68,15 +72,17 @@ def launched(config: ModelConfig, target: str, tp: int, dtype: str, prompt: int,
     return first, device.take_pass().prediction().program_ns
 
 
-def equal(times: tuple[float, float], *planned: PassTime) -> None:
+def equal(times: tuple[float, float], *planned: PassTime, has_blocks: bool = False) -> None:
     """Check that launches take what the plan says, which counts a launch as no shorter than its work.
 
-    Those of routed experts are planned from launches of fewer ones.
+    Those of routed experts are planned from launches of fewer ones. Prompts of experts in blocks that share a scale are
+    planned up to 7 percent shorter than their launches, of 256 and 384 experts.
     """
     for time_ns, done in zip(times, planned):
         assert done.refusals == ()
         routed = any(kernel.name.startswith("experts_") for kernel in done.kernels)
-        assert done.time.program_ns == pytest.approx(time_ns, rel=0.03 if routed else 1e-9)
+        tolerance = 0.07 if has_blocks else 0.03
+        assert done.time.program_ns == pytest.approx(time_ns, rel=tolerance if routed else 1e-9)
 
 
 @pytest.mark.slow
@@ -110,7 +116,8 @@ def test_all_layers_take_the_planned_times(name) -> None:
     )
     first, step = plan.first_token.predicted, plan.rate.step.predicted
     assert first is not None and step is not None
-    equal(launched(*launch_arguments), first, step)
+    has_blocks = bool(plan.model.list_quantised_readers())
+    equal(launched(*launch_arguments), first, step, has_blocks=has_blocks)
 
 
 @pytest.mark.slow
@@ -142,3 +149,31 @@ def test_a_planned_config_is_refused_by_what_is_missing(name, tmp_path: Path) ->
     assert sentence.startswith(f"{tmp_path / 'config.json'}: model_type: {ALL[name].model_type} needs ")
     assert sentence.endswith(", which no layer computes; nkw plan takes it")
     assert ModelSizes(ALL[name]).total > 0
+
+
+FP8 = Scaled("fp8", 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "routed", "plain"),
+    [
+        # parameters of routed experts, which kernels read in blocks of 128 by 128, and all others
+        ("deepseek-v3", FP8, 58 * 256 * 3 * 7168 * 2048, 671_026_404_352),
+        ("kimi-k2", FP8, 60 * 384 * 3 * 7168 * 2048, 1_026_408_209_408),
+        ("minimax-m2.5", FP8, 62 * 256 * 3 * 3072 * 1536, None),
+        ("gpt-oss-20b", Mx(), 0, None),
+        ("gpt-oss-120b", Mx(), 0, None),
+    ],
+)
+def test_models_published_in_fewer_bits_are_planned_as_they_are_stored(
+    name: str, format: Format, routed: int, plain: int | None
+) -> None:
+    """A block has one byte for each element and four for its scale; other weights have two bytes for each element."""
+    model = load_model(CONFIGS / f"{name}.json")
+    assert model.config.weight_format is not None and model.config.weight_format.formats == (format,)
+    assert plain in (None, model.total)
+    expected = 2 * (model.total - routed) + routed * (128**2 + 4) // 128**2
+    assert sum(model.count_component_bytes("bfloat16").values()) == expected
+    # Ranks have the biases of routers in float32.
+    footprint = compute_footprint(model, "bfloat16", 1, 1)
+    assert footprint.weight_bytes == pytest.approx(expected, rel=1e-6)
