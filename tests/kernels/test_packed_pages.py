@@ -98,7 +98,13 @@ class TestDecode(KernelTests):
                 ),
             ),
         ],
-        limits=[limit("depth", 128, "elements, not 136", step=8, kv_heads=1, heads=1, firsts=(20,))],
+        limits=[
+            limit("depth", 128, "elements, not 136", step=8, kv_heads=1, heads=1, firsts=(20,)),
+            limit(
+                *("positions", 16256, "caches of at most 16384 positions, not 16400"),
+                **dict(step=128, dry=True, depth=128, kv_heads=1, heads=1, firsts=(5,), dtype=BF16),
+            ),
+        ],
         fits=[
             dict(positions=14336, depth=128, kv_heads=1, firsts=(14000, 5), dtype=BF16),
             dict(positions=4096, block=128, depth=128, heads=16, kv_heads=4, firsts=(14, 5), dtype=BF16),
