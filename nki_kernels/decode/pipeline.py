@@ -53,6 +53,9 @@ def run(launch, loads, seen_keys, cleared):
     sizes, items = launch.sizes, launch.items
     behind = 2 if not sizes.keys_first else 1 + items
     early = CLEARED_EARLY_STORED if sizes.stored else CLEARED_EARLY
+    if sizes.value_buffers == 1 and len(launch.groups) > 1:
+        # The only tile has the values of the item before until these are multiplied.
+        early = 0
     scores, weights = [], []
     block = None
     for step in range(items + behind):
@@ -64,7 +67,7 @@ def run(launch, loads, seen_keys, cleared):
         if masks:
             masked = mask_scores(launch, seen_keys, scores[step - 1], step - 1)
             largest = find_largest_by_partition(masked)
-        if launch.find_group(item + 1) >= cleared:
+        if early > 0 and launch.find_group(item + 1) >= cleared:
             clear_pieces(launch, loads, seen_keys, item + 1, (0, early))
         if masks:
             largest = find_largest_of_queries(largest)

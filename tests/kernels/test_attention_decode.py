@@ -156,6 +156,10 @@ SINKS = normal(12, 1, 4) * 3
 PAST = [0, 1, 140, 299]
 
 
+ONE_BUFFER = dict(positions=2048, block=16, depth=512, kv_heads=1, heads=1)
+"""Pages of which SBUF has room for the values of one group, with keys twice."""
+
+
 class TestAttentionDecode(KernelTests):
     """More heads than one output tile holds; caches so long that queries take several passes; parts of heads turned."""
 
@@ -187,6 +191,7 @@ class TestAttentionDecode(KernelTests):
                 )
             ),
             dict(firsts=(2100, 5), heads=24, kv_heads=1, depth=4, positions=2304, new=3),
+            *slow(*(ONE_BUFFER | dict(firsts=firsts) for firsts in ((2000, 5), (5, 2000, 7)))),
             *together(
                 "dtype cache", (F32, BF16), (BF16, ml_dtypes.float8_e4m3), firsts=(130, 3), positions=256
             ),
