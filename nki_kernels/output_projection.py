@@ -50,8 +50,8 @@ Cost
     1.57 times as fast as with bfloat16 (K = 512, H = 4096), 1.49, 1.52 and 1.24 (K = 256, H = 8192), 1.08, 1.05 and
     0.86 (K = 128, H = 8192). More rows are slower, T = 128 by 5 to 45 %, T = 2048 by 1 to 4 %: scales of H columns are
     copied to all partitions. With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.85 and 1.91 times as fast as in
-    bfloat16 (K = 1024, H = 8192), and as fast (K = 512, H = 4096), where HBM is the bound of both. Bound: HBM and the
-    Tensor engine alike; for few rows latency.
+    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile. Bound:
+    HBM and the Tensor engine alike; for few rows latency.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
     quantiser, row_scales, row_dtype = None, None, o.dtype
     if quantises_rows:
-        quantiser = create_row_quantiser(tile_rows, depth, o.dtype, w_o.elements.dtype)
+        quantiser = create_row_quantiser(tile_rows, depth, o.dtype, w_o.elements.dtype, False)
         row_scales, row_dtype = quantiser.columns, w_o.elements.dtype
     next_transposed = None
     if ahead > 0:

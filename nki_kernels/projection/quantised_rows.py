@@ -36,14 +36,15 @@ class RowQuantiser(nl.NKIObject):
 
     columns: for each row tile a float32 column [row, 1] in SBUF, what its quantised rows are multiplied by.
     diagonals: for each row tile the diagonal matrix of its column, float32 [row, row] in SBUF. identity, ones:
-    float32 [rows of a tile, rows of a tile] and [rows of a tile, 128] in SBUF. scratch: two SBUF tiles [row, H],
-    which magnitudes overwrite in turn. element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
+    float32 [rows of a tile, rows of a tile] and [rows of a tile, 128] in SBUF, or None where no column is brought to
+    all partitions; then there are no diagonals. scratch: two SBUF tiles [row, H], which magnitudes overwrite in turn.
+    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
     """
 
     columns: list
     diagonals: list
-    identity: nl.NkiTensor
-    ones: nl.NkiTensor
+    identity: nl.NkiTensor | None
+    ones: nl.NkiTensor | None
     scratch: list
     element: object
 
@@ -65,7 +66,8 @@ class RowQuantiser(nl.NKIObject):
         scale, inverse = compute_scale(largest, find_largest(self.element))
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=inverse)
         self.columns.append(scale)
-        self.diagonals.append(self.build_diagonal(scale))
+        if self.identity is not None:
+            self.diagonals.append(self.build_diagonal(scale))
 
     def view_scratch(self, tile, index):
         """Return the scratch tile of row tile number `index`, a view of the shape of `tile`."""
@@ -182,14 +184,17 @@ def check_row_weight(name, elements, scales):
     )
 
 
-def create_row_quantiser(rows, hidden, dtype, element):
+def create_row_quantiser(rows, hidden, dtype, element, spreads=True):
     """Return a RowQuantiser without scales for row tiles of up to `rows` rows of `hidden` elements of `dtype`.
 
-    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
+    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied. spreads: whether the scales are brought to all
+    partitions; without, the RowQuantiser has no operands for that.
     """
     scratch = []
     for _ in range(2):
         scratch.append(nl.ndarray((rows, hidden), dtype=dtype, buffer=nl.sbuf))
+    if not spreads:
+        return RowQuantiser([], [], None, None, scratch, element)
     ones = filled((rows, PARTITIONS), 1.0)
     return RowQuantiser([], [], identity(rows, nl.float32), ones, scratch, element)
 

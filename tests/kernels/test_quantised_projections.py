@@ -11,7 +11,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import as_tuple, in_order, named
+from tests.kernels.accuracy import as_tuple, find_faults, in_order, named
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, Undefined, exactly, refuse, vary
 from tests.kernels.test_feed_forward import FP8, INT8
 from tests.kernels.test_projections import scaled_heads
@@ -239,6 +239,18 @@ def test_a_row_is_quantised_alike_among_few_and_many_rows(tokens: int) -> None:
         difference = np.abs(np.asarray(output).astype(np.float64) - expected)
         assert (difference <= 2.0**-7 * np.maximum(np.abs(expected), 2.0**-8)).all()
         assert (difference == 0).mean() > 0.99
+
+
+@pytest.mark.parametrize("elements", [FP8, INT8])
+@pytest.mark.parametrize("tokens", [5, 140])
+def test_no_finding_in_launches_that_quantise_rows(tokens: int, elements: Any) -> None:
+    world = simulate.World("trn2")
+    for kernel, drawn_arguments in (
+        (kernels.qkv_projection, quantised(tokens=tokens, hidden=256, rotated=16, elements=elements)),
+        (kernels.output_projection, quantised_heads(tokens=tokens, depth=136, hidden=600, elements=elements)),
+    ):
+        launches = [(drawn_arguments, {})]
+        assert find_faults(lambda: world.launch(kernel, launches), orders=2) == []  # noqa: B023
 
 
 def test_rows_of_zeros_stay_zero() -> None:
