@@ -17,7 +17,7 @@ from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.plan.memory import MeshShape, compute_footprint, find_smallest_tp, list_possible_tp
+from model.plan.memory import MeshShape, compute_footprint, find_smallest_tp
 from model.plan.meshes import Meshes
 from model.plan.plan import Request, make_plan
 from model.plan.predict import BUBBLE, Predictor
@@ -94,24 +94,18 @@ def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("batch", [1, 64])
-def test_kimi_k2_in_bfloat16_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(
-    batch: int,
-) -> None:
-    counts = widened("kimi-k2")
-    capacity = 2 * chip("trn2").hbm_bytes_per_core
-    possible = list_possible_tp(counts, 256)
-    assert all(compute_footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in possible)
+def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
+    counts = widened("deepseek-v3")
+    capacity = chip("trn2").hbm_bytes_per_core
+    assert all(compute_footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in (1, 64, 128))
     plan = make_plan(counts, Request(instance=ULTRASERVER, batch=batch))
     mesh, compared = plan.placement.mesh, plan.placement.meshes
     assert plan.rate.fits and mesh.shape.pp * mesh.shape.ep > 1
     assert mesh.needed_bytes <= capacity < compared[-1].needed_bytes
-    assert mesh.copies * mesh.shape.ranks <= 256
+    assert mesh.copies * mesh.shape.ranks <= 512
     assert plan.rate.step.roofline_ns == pytest.approx(mesh.step.step_ns)
-    # Meshes that hold the batch come first, those with the fewest pipeline stages before the others.
-    holds = [mesh.tokens_per_s > 0 for mesh in compared]
-    assert holds == sorted(holds, reverse=True) and holds[0] and not holds[-1]
-    stages = [mesh.shape.pp for mesh, holds_batch in zip(compared, holds) if holds_batch]
-    assert stages == sorted(stages)
+    rates = [mesh.tokens_per_s for mesh in compared]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
 
 
 def test_deepseek_v3_as_published_fits_tensor_parallel_ranks_that_do_not_hold_it_widened() -> None:
