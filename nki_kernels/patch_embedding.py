@@ -94,12 +94,12 @@ def patch_embedding(x, w, bias=None, added=None):
         position = rows[0] * grid[1] + columns[0]
         count = (rows[1] - rows[0]) * (columns[1] - columns[0])
         start = image * grid[0] * grid[1] + position
-        for left, right in ranges(0, end - first, ACCUMULATOR_BANKS * BANK):
-            panels = ranges(left, right, BANK)
+        for first_output, end_output in ranges(0, end - first, ACCUMULATOR_BANKS * BANK):
+            panels = ranges(first_output, end_output, BANK)
             sums = multiply_patches(patches, weights, panels, size)
             if bias is not None:
                 add_row(sums, panels, ones[:, 0:count], bias_row)
-            outputs_of_core = (first + left, first + right)
+            outputs_of_core = (first + first_output, first + end_output)
             positions = None
             if added is not None:
                 positions = added[position : position + count, outputs_of_core[0] : outputs_of_core[1]]
@@ -133,13 +133,16 @@ def list_patch_tiles(images, grid):
 
 def load_patches(x, tile, size):
     """Load the pixels of a tile of patches: [(row of patch, channel), row of patches, column of the image] @ SBUF."""
-    image, (top, bottom), (left, right) = tile
+    image, (top, bottom), (first_column, end_column) = tile
     channels = x.shape[1]
-    shape = (size * channels, bottom - top, (right - left) * size)
+    shape = (size * channels, bottom - top, (end_column - first_column) * size)
     patches = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     for row in range(size):
         source = x[
-            image, :, top * size + row : (bottom - 1) * size + row + 1 : size, left * size : right * size
+            image,
+            :,
+            top * size + row : (bottom - 1) * size + row + 1 : size,
+            first_column * size : end_column * size,
         ]
         nisa.dma_copy(dst=patches[row * channels : (row + 1) * channels], src=source)
     return patches
@@ -149,17 +152,19 @@ def multiply_patches(patches, weights, panels, size):
     """Return the products of patches and weights: a float32 PSUM tile [patch, output] for each panel of outputs."""
     depth, rows, columns = patches.shape
     sums = []
-    for left, right in panels:
-        sums.append(nl.ndarray((rows * columns // size, right - left), dtype=nl.float32, buffer=nl.psum))
+    for first_output, end_output in panels:
+        sums.append(
+            nl.ndarray((rows * columns // size, end_output - first_output), dtype=nl.float32, buffer=nl.psum)
+        )
     for column in range(size):
         pixels = patches[:, :, column:columns:size]
         # Panels come innermost, so that the array keeps the pixels for all of them.
         for index in range(len(panels)):
-            left, right = panels[index]
+            first_output, end_output = panels[index]
             nisa.nc_matmul(
                 dst=sums[index],
                 stationary=pixels,
-                moving=weights[0:depth, column, left:right],
+                moving=weights[0:depth, column, first_output:end_output],
                 accumulate=column > 0,
             )
     return sums

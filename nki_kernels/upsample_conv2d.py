@@ -58,7 +58,7 @@ cores = (1, 2)
 
 @nki.jit
 def upsample_conv2d(x, w, bias=None, activation=None):
-    """Enlarge images x twice, convolve them with windows w of 3 x 3, add the bias, and apply the activation.
+    """Convolve images x, enlarged twice, with windows w of 3 x 3, add the bias, and apply the activation.
 
     Returns y [N, O, 2 H, 2 W] in x's dtype, in shared HBM. Raises AssertionError if w is not [3, 3, C, O], the bias not
     [1, O], or there are too many channels.

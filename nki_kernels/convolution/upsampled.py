@@ -61,16 +61,16 @@ def convolve_upsampled(y, x, w, bias, function):
     phase_pack.limit_groups(len(stripes))
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
-    for left, right in ranges(0, outputs, count_resident_outputs(pack, outputs, x.dtype)):
+    for first_output, end_output in ranges(0, outputs, count_resident_outputs(pack, outputs, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
-        weights = load_phase_weights(w[:, :, :, left:right], pack, x.dtype)
-        added = load_bias_columns(bias, left, right, pack, count_boxes(sizes, tile))
+        weights = load_phase_weights(w[:, :, :, first_output:end_output], pack, x.dtype)
+        added = load_bias_columns(bias, first_output, end_output, pack, count_boxes(sizes, tile))
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
                 ahead = loads[number + 1]
                 following = load_packed(x, windows, stripes[ahead[0] : ahead[1]], pack)
-            for first, end in ranges(0, right - left):
+            for first, end in ranges(0, end_output - first_output):
                 bias_column = added[first // PARTITIONS] if bias is not None else None
                 banks = plan_banks(stripe_group, tile, phase_pack, (first, end))
                 size = (phase_pack.side, phase_pack.find_width(end - first))
@@ -79,7 +79,7 @@ def convolve_upsampled(y, x, w, bias, function):
                     results = compute_phases(
                         banks[start:last], regions, halves, weights, phase_pack, size, finish, x.dtype
                     )
-                    store_interleaved(across[left:right], results)
+                    store_interleaved(across[first_output:end_output], results)
 
 
 def count_resident_outputs(pack, outputs, dtype):
@@ -182,14 +182,14 @@ def store_interleaved(y, results):
     for tile, first, together in results:
         for output_box in together:
             start, outputs = output_box.position[1] - first, output_box.outputs
-            (first_image, _), (top, bottom), (left, right) = output_box.box
+            (first_image, _), (top, bottom), (first_column, end_column) = output_box.box
             for image in range(tile.shape[1]):
                 nisa.dma_copy(
                     dst=y[
                         outputs[0] : outputs[1],
                         first_image + image,
                         2 * top : 2 * bottom,
-                        2 * left : 2 * right,
+                        2 * first_column : 2 * end_column,
                     ],
                     src=tile[start : start + output_box.count_outputs(), image],
                 )

@@ -64,12 +64,13 @@ def project_in_groups(x, norm, w, columns, heads, quantises_rows=False):
         project_head_groups(x, norm, w, columns, heads, layout, quantises_rows)
         return
     requested = request_few_rows(x, norm if norm.weight is not None else None, rows)
+    element = w.elements.dtype if quantises_rows else None
     product = None
     for first, end in divide_among_banks(columns, heads.head):
         heads.load_scales((first, end), rows)
         if product is None:
             heads.load_angles_ahead(rows)
-            product = start_product(requested, norm, choose_group_width(rows), 1, quantises_rows)
+            product = start_product(requested, norm, choose_group_width(rows), 1, element)
         panels = divide_among_groups(end - first, rows)
         sums = allocate_panel_sums(panels, rows)
         product.multiply(sums, select_columns(w, first, end), panels)
@@ -84,7 +85,8 @@ def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
     row_numbers = allocate_row_numbers(layout, x.shape[0])
     requested = request_few_rows(x, norm if norm.weight is not None else None, layout.width)
     loaded = load_group_operands(heads, columns, layout, row_numbers, x.shape[0])
-    product = start_product(requested, norm, layout.width, layout.panels, quantises_rows)
+    element = w.elements.dtype if quantises_rows else None
+    product = start_product(requested, norm, layout.width, layout.panels, element)
     # After the rows, for which the Tensor engine waits.
     operands = scale_angles(loaded, heads, columns[0], layout)
     width = layout.panel_width
@@ -148,33 +150,34 @@ class FewRowsProduct(nl.NKIObject):
             self.scale = scale
 
 
-def start_product(requested, norm, width, copies, quantises_rows):
+def start_product(requested, norm, width, copies, element):
     """Return the FewRowsProduct of RequestedRows, which are spread, squared and maybe quantised here.
 
-    norm: Norm; one without a weight leaves rows as they are. width, copies: those of the product. quantises_rows:
-    whether rows are rounded to fp8.
+    norm: Norm; one without a weight leaves rows as they are. width, copies: those of the product. element: the fp8
+    dtype to which rows are rounded, or None.
     """
     stationary, factors, row_scales = spread_few_rows(requested), None, None
-    if quantises_rows:
-        stationary, row_scales = quantise_runs(stationary, requested.hidden)
+    if element is not None:
+        stationary, row_scales = quantise_runs(stationary, requested.hidden, element)
     if norm.weight is not None:
         columns = requested.runs.shape[2]
         factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
     return FewRowsProduct(stationary, factors, requested.hidden, width, copies, row_scales)
 
 
-def quantise_runs(runs, hidden):
+def quantise_runs(runs, hidden, element):
     """Return rows in runs as fp8 with a scale for each row.
 
     Args:
         runs: SBUF tile [partition, C, row], on all partitions.
         hidden: H, a multiple of 128.
+        element: float8_e4m3 or float8_e4m3fn.
 
     Returns:
         The fp8 tile of the same shape, and the diagonal matrix of the scales, float32 [row, row] in SBUF.
     """
     rows = runs.shape[2]
-    quantiser = RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), [])
+    quantiser = RowQuantiser([], [], identity(rows, nl.float32), filled((rows, PARTITIONS), 1.0), [], element)
     stages = IntermediateQuantiser(quantiser, [runs], hidden, [(0, rows)], None, False, 0, None, [], [], [])
     quantised, scales = stages.finish()
     return quantised[0], quantiser.build_diagonal(scales[0])

@@ -124,7 +124,7 @@ def test_logits_in_equal_buckets_are_those_of_requests_alone(folder: Path, tmp_p
     if not sums_rows_alike():
         weights = [reordered(load_config(folder), random_weights(TINY), seed) for seed in range(8)]
         folders = [write_model(tmp_path / str(seed), weights[seed]) for seed in range(8)]
-        in_other_orders = [compute_logits(other, name, TEXTS) for other in folders]
+        in_other_orders = [compute_logits(path, name, TEXTS) for path in folders]
         bound = 2 * max(
             float(np.abs(np.subtract(logits[text], together[text])).max())
             for logits in in_other_orders

@@ -287,6 +287,37 @@ def conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: fl
     return Work(kernels.conv2d, arguments, reads, written, predicted_us)
 
 
+def upsample_conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of images that are loaded whole."""
+    arguments = (
+        narrow(images, channels, size, size),
+        narrow(3, 3, channels, outputs),
+        narrow(1, outputs),
+        "silu",
+    )
+    written = images * outputs * 4 * size * size * 2
+    return Work(
+        kernels.upsample_conv2d, arguments, dict.fromkeys(("x", "w", "bias"), 1), written, predicted_us
+    )
+
+
+def patch_embedding(images: int, channels: int, size: int, outputs: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of patches of 2 x 2, whose positions are read for each image."""
+    x, patches = narrow(images, channels, size, size), (size // 2) ** 2
+    arguments = (x, narrow(2, 2, channels, outputs), narrow(1, outputs), narrow(patches, outputs))
+    reads: dict[str, float] = {"x": 1, "w": 1, "bias": 1, "added": images}
+    return Work(kernels.patch_embedding, arguments, reads, images * patches * outputs * 2, predicted_us)
+
+
+def group_norm(images: int, channels: int, size: int, loads: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of 32 groups of channels, whose pixels are loaded once or twice."""
+    x = narrow(images, channels, size, size)
+    arguments = (x, narrow(1, channels), narrow(1, channels), 32, 1e-6, "silu")
+    return Work(
+        kernels.group_norm, arguments, {"x": loads, "weight": images, "bias": images}, x.nbytes, predicted_us
+    )
+
+
 def pool(
     kernel: Callable[..., Any], images: int, channels: int, size: int, predicted_us: float = 0.0
 ) -> Work:
@@ -512,6 +543,10 @@ REALISTIC = (
     conv1d(128, 1280, False, 52.5),
     conv1d(1280, 1280, True, 223.7),
     conv2d(8, 128, 28, 128, 34.3),
+    upsample_conv2d(1, 128, 32, 128, 21.1),
+    patch_embedding(1, 16, 64, 1024, 19.5),
+    group_norm(1, 256, 64, 1, 31.5),
+    group_norm(1, 64, 256, 2, 148.9),
     pool(kernels.max_pool, 8, 64, 112, 41.9),
     pool(kernels.average_pool, 8, 64, 112, 59.5),
     copy_pages(1, 512, 16, 8, 10.0),
@@ -565,6 +600,9 @@ RAGGED = (
     *(conv1d(mels, 130, False) for mels in (127, 128, 129)),
     *(conv1d(mels, 130, True) for mels in (1, 127, 128, 129)),
     *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
+    *(upsample_conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
+    *(patch_embedding(3, channels, 12, 130) for channels in (1, 16, 64)),
+    *(group_norm(3, channels, 9, 1) for channels in (32, 96, 128, 160)),
     *(pool(kernels.max_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
     *(pool(kernels.average_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
     *(router(tokens, 260, 12, 3) for tokens in (1, 127, 128, 129)),
