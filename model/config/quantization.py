@@ -36,6 +36,22 @@ def read_config_fields(path: Path) -> Fields:
     return fields
 
 
+def adapt_to_chip(config: C, target: str) -> C:
+    """Return the config whose formats say what kernels read on a chip; unchanged where that is the same on all chips.
+
+    target: The name of a chip or of an instance.
+
+    Raises:
+        ModelError: No chip or instance has the name `target`.
+    """
+    container = config.weight_format
+    if container is None or not any(format.depends_on_chip for format in container.formats):
+        return config
+    from model.device import chip  # loads the simulator
+
+    return replace(config, weight_format=container.adapt_to_chip(chip(target)))
+
+
 def quantise_config(config: C, scheme: str | None) -> C:
     """Return the config with plain weights quantised by a scheme; unchanged for None or its own `quant_method`.
 

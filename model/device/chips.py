@@ -9,9 +9,6 @@ import os
 from collections.abc import Collection
 from importlib import import_module
 
-import ml_dtypes
-import numpy as np
-
 from model.device.binding import list_parameters, run_checked
 from model.errors import ModelError
 from nkw.files import Named
@@ -81,15 +78,6 @@ def limit_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
     Returns the result of `choose_lnc`, but 1 on a chip that has only this number, such as trn1.
     """
     return choose_lnc(target, lnc, largest) if len(chip(target).logical_core_sizes) > 1 else 1
-
-
-def find_fp8_dtype(target: str) -> np.dtype:
-    """Return the e4m3 that a chip multiplies: float8_e4m3fn, which ends at 448, or else float8_e4m3, which ends at 240.
-
-    Raises:
-        ModelError: No chip has the name `target`.
-    """
-    return np.dtype(ml_dtypes.float8_e4m3fn if chip(target).matmul_e4m3fn else ml_dtypes.float8_e4m3)
 
 
 def find_sorted_expert_width(target: str) -> float:

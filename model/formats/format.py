@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import lcm
 from typing import Any, ClassVar, Protocol
 
@@ -77,6 +78,29 @@ class ConfigFields(Protocol):
         """Record, without raising, that no format supports the value of the field `name`; `message` says why."""
 
 
+class ChipLimits(Protocol):
+    """Capabilities of a chip on which formats depend (`simulate.hardware.Hardware`)."""
+
+    @property
+    def matmul_e4m3fn(self) -> bool:
+        """Whether the Tensor engine multiplies float8_e4m3fn in place of float8_e4m3."""
+
+    @property
+    def mx(self) -> bool:
+        """Whether the Tensor engine multiplies MX formats."""
+
+
+class Scope(Enum):
+    """Matrices of a launch that the kernel reads in a format together, or none of them."""
+
+    matrix = "matrix"
+    """Each matrix for itself."""
+    rows = "rows"
+    """The matrices that multiply the same rows, such as gate and up."""
+    launch = "launch"
+    """All matrices of the launch."""
+
+
 class Container(Protocol):
     """Reader of the quantised weights of a checkpoint, as `quantization_config` of its config.json describes them.
 
@@ -113,12 +137,8 @@ class Container(Protocol):
         """Sentences on what kernels compute otherwise than config.json says; none for most formats."""
         return ()
 
-    def compute_in(self, fp8: np.dtype) -> Container:
-        """Return this container with weights of fp8 whose kernels get elements of the dtype `fp8`.
-
-        Args:
-            fp8: The e4m3 that a chip multiplies, float8_e4m3fn or float8_e4m3.
-        """
+    def adapt_to_chip(self, chip: ChipLimits) -> Container:
+        """Return the container as kernels of a chip read its weights; most are the same for all chips."""
         return self
 
     @abstractmethod
@@ -175,9 +195,14 @@ class Format(Container, Protocol):
         """Return this format for every name."""
         return self
 
-    def compute_in(self, fp8: np.dtype) -> Format:
-        """Return this format with elements of the dtype `fp8` in kernels if it has any of fp8, see `Container`."""
+    def adapt_to_chip(self, chip: ChipLimits) -> Format:
+        """Return the format as kernels of a chip read its weights."""
         return self
+
+    @property
+    def depends_on_chip(self) -> bool:
+        """Whether `adapt_to_chip` returns another format for some chips."""
+        return False
 
     @property
     def kernel_tensors(self) -> tuple[str, ...]:
@@ -195,11 +220,26 @@ class Format(Container, Protocol):
         return self.row_dtype is not None
 
     @property
-    def plain_rows_format(self) -> Format | None:
-        """Format in which kernels without parameters for static scales of rows read the weight; None: they widen it.
+    def row_block(self) -> int | None:
+        """Number of consecutive elements that share a scale in rounded rows, a power of two; None for whole rows."""
+        return None
 
-        Such kernels do not round rows.
+    @property
+    def scope(self) -> Scope:
+        """Matrices that have the format together: all of a launch that rounds their rows."""
+        return Scope.launch if self.quantises_rows else Scope.matrix
+
+    @property
+    def plain_rows_format(self) -> Format | None:
+        """Format of the same elements with rows as they are; None: without rounded rows kernels get the weight widened.
+
+        It is the format of kernels that cannot apply static scales, and of launches with matrices of other formats.
         """
+        return None
+
+    @property
+    def kernels(self) -> tuple[str, ...] | None:
+        """Kernels that read the format; None for all that have the parameters."""
         return None
 
     @property

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ConfigFields, Container, Format, QuantisedWeight, Shape
+from model.formats.format import ChipLimits, ConfigFields, Container, Format, QuantisedWeight, Shape
 from nkw.errors import shown
 
 PATTERN = "re:"
@@ -73,15 +73,15 @@ class Groups(Container):
         notes = (*self.remarks, *(note for format in self.formats for note in format.notes))
         return tuple(dict.fromkeys(notes))
 
+    def adapt_to_chip(self, chip: ChipLimits) -> Container:
+        """Return the container with the format of each group as kernels of a chip read it."""
+        adapted = tuple(replace(group, format=group.format.adapt_to_chip(chip)) for group in self.groups)
+        return replace(self, groups=adapted)
+
     @classmethod
     def from_config(cls, quantization_config: ConfigFields) -> Container | None:
         """Return None: readers of the methods in `FORMATS` make groups."""
         return None
-
-    def compute_in(self, fp8: np.dtype) -> Groups:
-        """Return this container with fp8 weights whose kernels get elements of the dtype `fp8`, see `Container`."""
-        groups = (replace(group, format=group.format.compute_in(fp8)) for group in self.groups)
-        return replace(self, groups=tuple(groups))
 
     @property
     def formats(self) -> tuple[Format, ...]:

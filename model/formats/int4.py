@@ -22,7 +22,16 @@ import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
+from model.formats.format import (
+    ELEMENTS,
+    SCALES,
+    ConfigFields,
+    Format,
+    QuantisedWeight,
+    Scope,
+    Shape,
+    TensorSpec,
+)
 from model.formats.scaled import check_scales, check_shape, take_input_scale
 
 ZEROS = "zeros"
@@ -82,6 +91,11 @@ class Int4(Format):
     def kernel_tensors(self) -> tuple[str, ...]:
         """Elements, scales and stored zero points."""
         return self._stored_tensors
+
+    @property
+    def scope(self) -> Scope:
+        """Matrices of the same rows: `mlp` takes nibbles in gate and up, or in neither."""
+        return Scope.rows
 
     @property
     def kernel_options(self) -> tuple[str, ...]:

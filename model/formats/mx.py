@@ -9,8 +9,9 @@ float8_e4m3fn elements.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -18,10 +19,21 @@ import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
+from model.formats.format import (
+    ELEMENTS,
+    SCALES,
+    ChipLimits,
+    ConfigFields,
+    Format,
+    QuantisedWeight,
+    Shape,
+    TensorSpec,
+)
 
 BLOCK = 32
 """Elements that share a scale."""
+PACKED = 4
+"""Elements of an integer that kernels read."""
 DTYPE = np.dtype(ml_dtypes.bfloat16)
 """Dtype to which elements are widened."""
 
@@ -32,6 +44,8 @@ _E4M3FN = np.dtype(ml_dtypes.float8_e4m3fn)
 _NUMBERS = np.arange(256, dtype=np.uint8).view(_E4M3FN).astype(np.float32)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS, _NAN_SCALE = 127, 255
+_FILLED, _TILE_ROWS, _PANEL = 128, 128, 512
+"""In the order of kernels: inputs up to a multiple of which zeros follow; packed rows of a tile; outputs of a panel."""
 _LARGEST_EXPONENT = 2
 """Largest exponent of an element of MXFP4: 6 is 1.5 * 2^2."""
 _LARGEST_EXPONENT_E4M3 = 8
@@ -39,16 +53,95 @@ _LARGEST_EXPONENT_E4M3 = 8
 
 
 class _Microscaled(Format):
-    """Formats of blocks that share a power of two; kernels get their weights widened, and a note says so."""
+    """Formats of blocks that share a power of two.
+
+    With `is_computed`, kernels of a chip that multiplies MX formats read packed elements: four inputs in an integer,
+    the first in its lowest bits. Otherwise kernels get the widened weight, and a note says so.
+    """
+
+    number: ClassVar[str]
+    kernel_element: ClassVar[np.dtype]
+
+    @property
+    @abstractmethod
+    def is_computed(self) -> bool:
+        """Whether kernels read stored weights and round rows to MXFP8."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentence that the weights are widened, because trn1 and trn2 have no products of this format."""
-        number = "MXFP4" if isinstance(self, Mx) else "MXFP8"
+        """Sentence on which weights are widened, on this chip."""
+        if self.is_computed:
+            return (
+                f"Weights in {self.number} of dense MLPs are multiplied as stored, by rows that are rounded to MXFP8; "
+                "all others are widened to 16 bits or more when they are loaded.",
+            )
         return (
-            f"Weights in {number} are widened to 16 bits or more when they are loaded: only trn3 multiplies {number}, "
-            "and the kernels do not use that yet.",
+            f"Weights in {self.number} are widened to 16 bits or more when they are loaded: only trn3 multiplies "
+            f"{self.number}.",
         )
+
+    @property
+    def depends_on_chip(self) -> bool:
+        """True: not all chips multiply MX formats."""
+        return True
+
+    @property
+    def kernel_tensors(self) -> tuple[str, ...]:
+        """Elements and scales if kernels read them, else none."""
+        return (ELEMENTS, SCALES) if self.is_computed else ()
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """`mlp` alone: `quantises_rows` of other kernels rounds rows with one scale each."""
+        return ("mlp",)
+
+    @property
+    def row_dtype(self) -> np.dtype | None:
+        """Dtype float8_e4m3fn of the elements of rows in MXFP8, or None if weights are widened."""
+        return _E4M3FN if self.is_computed else None
+
+    @property
+    def row_block(self) -> int:
+        """Number of elements of a row in MXFP8 that share a scale, 32."""
+        return BLOCK
+
+    def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return descriptions of packed elements [out, in / 4] and of scales [out, in / 32] uint8."""
+        rows, columns = shape
+        return {
+            ELEMENTS: TensorSpec((rows, columns // PACKED), self.kernel_element, (1, PACKED)),
+            SCALES: TensorSpec((rows, columns // BLOCK), _BYTE, (1, BLOCK)),
+        }
+
+    def pass_to_kernels(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the elements, four in an integer each, and the scales."""
+        octets = np.ascontiguousarray(tensors[ELEMENTS]).view(_BYTE).reshape(len(tensors[ELEMENTS]), -1)
+        return {ELEMENTS: octets.view(self.kernel_element), SCALES: tensors[SCALES]}
+
+    def arrange(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return a rank's part of a kernel tensor in the order of kernels, filled with zeros up to 128 inputs.
+
+        Scales [in / 32, out] keep their order. Elements [in / 4, out] lie in panels of 512 outputs, one after the
+        other. Of each panel, row t * 128 + p of the full tiles of 512 inputs lies at index [p, t]; remaining rows
+        follow.
+        """
+        padded = np.zeros(self.arrange_shape(name, array.shape), array.dtype)
+        padded[: len(array)] = array
+        if name != ELEMENTS:
+            return padded
+        arranged, full = np.empty_like(padded).reshape(-1), len(padded) - len(padded) % _TILE_ROWS
+        for first in range(0, padded.shape[1], _PANEL):
+            panel = padded[:, first : first + _PANEL]
+            tiles = panel[:full].reshape(-1, _TILE_ROWS, panel.shape[1]).swapaxes(0, 1)
+            stored = arranged[first * len(padded) :][: panel.size]
+            stored[: tiles.size] = tiles.reshape(-1)
+            stored[tiles.size :] = panel[full:].reshape(-1)
+        return arranged.reshape(padded.shape)
+
+    def arrange_shape(self, name: str, shape: Shape) -> Shape:
+        """Return the shape of what `arrange` returns for an array of a shape."""
+        multiple = _FILLED // (PACKED if name == ELEMENTS else BLOCK)
+        return (-(-shape[0] // multiple) * multiple, *shape[1:])
 
 
 @dataclass(frozen=True)
@@ -59,7 +152,14 @@ class Mx(_Microscaled):
     """
 
     is_general: ClassVar[bool] = False
+    number: ClassVar[str] = "MXFP4"
+    kernel_element: ClassVar[np.dtype] = np.dtype(np.uint16)
     method: str = "mxfp4"
+    is_computed: bool = False
+
+    def adapt_to_chip(self, chip: ChipLimits) -> Mx:
+        """Return the format whose weights are computed if the chip multiplies MX formats, and widened otherwise."""
+        return replace(self, is_computed=chip.mx)
 
     @property
     def name(self) -> str:
@@ -146,6 +246,14 @@ class Mx(_Microscaled):
 @dataclass(frozen=True)
 class Mx8(_Microscaled):
     """MXFP8 format of compressed-tensors: float8_e4m3fn elements, 32 of which share a power of two."""
+
+    number: ClassVar[str] = "MXFP8"
+    kernel_element: ClassVar[np.dtype] = np.dtype(np.uint32)
+    is_computed: bool = False
+
+    def adapt_to_chip(self, chip: ChipLimits) -> Mx8:
+        """Return the format whose weights are computed if the chip multiplies MX formats, and widened otherwise."""
+        return replace(self, is_computed=chip.mx)
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ from model.formats.format import (
     ELEMENTS,
     INPUT_SCALE,
     SCALES,
+    ChipLimits,
     ConfigFields,
     Container,
     Format,
@@ -80,9 +81,14 @@ class Scaled(Format):
     has_static_rows: bool = False
     fp8: np.dtype = E4M3
 
-    def compute_in(self, fp8: np.dtype) -> Scaled:
-        """Return this format with elements of the dtype `fp8` in kernels, see `Container`."""
-        return replace(self, fp8=fp8)
+    def adapt_to_chip(self, chip: ChipLimits) -> Scaled:
+        """Return the format with elements of fp8 in the dtype that a chip multiplies."""
+        return replace(self, fp8=ELEMENT if chip.matmul_e4m3fn else E4M3)
+
+    @property
+    def depends_on_chip(self) -> bool:
+        """Whether elements are fp8."""
+        return self.element != INT8
 
     @property
     def name(self) -> str:
@@ -147,8 +153,8 @@ class Scaled(Format):
 
     @property
     def plain_rows_format(self) -> Format | None:
-        """This format with rows as they are if it has static scales of rows, else None."""
-        if not self.has_static_rows:
+        """This format with rows as they are if it rounds them, else None."""
+        if not self.has_quantised_rows:
             return None
         return replace(self, has_quantised_rows=False, has_static_rows=False)
 

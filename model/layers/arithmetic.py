@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from model.config import rope
 from model.config.mixers import Positions
 from model.config.rope import RopeParameters
-from model.formats import QuantisedWeight, Weight
+from model.formats import Format, QuantisedWeight, Weight
 from model.layers.cache_formats import PLAIN_CACHING, CacheRounding
 from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
@@ -29,6 +30,8 @@ _STATIC_ROWS = {_INT8: (1.0, -128.0, 127.0), _E4M3: (2.0, -224.0, 224.0), _E4M3F
 
 Static scales are for float8_e4m3fn, which ends at 448. Rows in float8_e4m3 take halves.
 """
+_MX_LARGEST_EXPONENT = 7
+"""Exponent of the largest element of a block in MXFP8."""
 _LEAST_MAGNITUDE = 1.0e-30
 """Magnitude that a row has at least for its scale, so that a row of zeros stays zero."""
 
@@ -59,6 +62,7 @@ class Arithmetic:
         ranks: Tensor-parallel ranks whose partial sums are rounded before they are added.
         exact: Names of weights that stay float32 with bfloat16 activations.
         caching: Format and scales of the caches.
+        row_formats: Formats before whose products kernels round rows, by the weight's name, of `find_row_formats`.
     """
 
     def __init__(
@@ -69,10 +73,14 @@ class Arithmetic:
         ranks: int = 1,
         exact: Collection[str] = (),
         caching: CacheRounding = PLAIN_CACHING,
+        row_formats: Mapping[str, Format] = MappingProxyType({}),
     ) -> None:
-        quantised = {name: weight for name, weight in weights.items() if isinstance(weight, QuantisedWeight)}
-        self._row_formats = {name: weight.format for name, weight in quantised.items()}
-        self._input_scales = {name: weight.input_scale for name, weight in quantised.items()}
+        self._row_formats = row_formats
+        self._input_scales = {
+            name: weight.input_scale
+            for name, weight in weights.items()
+            if isinstance(weight, QuantisedWeight)
+        }
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
@@ -111,18 +119,8 @@ class Arithmetic:
         return x @ self._load_matrix(projection).T + self.load_bias(projection)
 
     def multiply_rows(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """Return what `multiply` does for rows x [rows, in], which are quantised before if `scales_each_row`."""
-        return self.multiply(
-            self.quantise_rows(x, projection) if self.scales_each_row(projection) else x, projection
-        )
-
-    def scales_each_row(self, projection: Projection) -> bool:
-        """Return whether the rows that a projection multiplies are quantised with a scale for each row.
-
-        Kernels of attention quantise such rows alone: only `mlp` takes the static scales of a checkpoint.
-        """
-        format = self._row_formats.get(projection.tensor)
-        return format is not None and format.quantises_rows and self._input_scales[projection.tensor] is None
+        """Return what `multiply` does for rows x [rows, in] that `quantise_rows` has rounded."""
+        return self.multiply(self.quantise_rows(x, projection), projection)
 
     def quantise_rows(self, x: np.ndarray, *projections: Projection) -> np.ndarray:
         """Return rows x [rows, in] rounded to 8 bits where the format of the projections' weights asks for it.
@@ -130,17 +128,19 @@ class Arithmetic:
         Beside fp8 weights, each row is divided by its largest magnitude / 240, rounded to the dtype of the activations,
         rounded to float8_e4m3 and multiplied by the divisor. With float8_e4m3fn, the number is 448 instead of 240.
         Beside int8 weights, a row is divided by its largest magnitude / 127, rounded to integers and multiplied. Where
-        weights have static scales, the divisor of all rows is the largest of these scales, and rows are clipped. Other
-        rows are returned as they are.
+        weights have static scales, the divisor of all rows is the largest of these scales, and rows are clipped. Beside
+        weights in an MX format, rows become MXFP8. Other rows are returned as they are.
 
         Args:
             x: The rows.
             projections: The projections that multiply the same rows.
         """
-        formats = [self._row_formats.get(projection.tensor) for projection in projections]
-        dtype = None if formats[0] is None else formats[0].row_dtype
-        if dtype is None:
+        format = self._row_formats.get(projections[0].tensor)
+        if format is None or format.row_dtype is None:
             return x
+        dtype = format.row_dtype
+        if format.row_block is not None:
+            return _round_to_mxfp8(self.round_to_bfloat16(x), format.row_block)
         inputs = [self._input_scales[projection.tensor] for projection in projections]
         static_scales = [scale for scale in inputs if scale is not None]
         if static_scales:
@@ -156,31 +156,36 @@ class Arithmetic:
         rounded = np.rint(divided) if dtype == _INT8 else self.round(divided)
         return np.clip(rounded, least, largest).astype(dtype).astype(FLOAT32) * scales
 
+    def rounds_to_mx(self, projection: Projection) -> bool:
+        """Return whether `quantise_rows` rounds rows for a projection to MXFP8."""
+        format = self._row_formats.get(projection.tensor)
+        return format is not None and format.row_block is not None
+
+    def round_to_bfloat16(self, x: np.ndarray) -> np.ndarray:
+        """Return x rounded to bfloat16, as float32."""
+        return widen(x.astype(ml_dtypes.bfloat16))
+
     def sum_partial_products(
         self,
         x: np.ndarray,
         projection: Projection,
         span: Callable[[int, Shard], slice],
-        quantises_rows: bool = False,
     ) -> np.ndarray:
         """Return x [rows, in] @ matrix.T + bias of a row-parallel projection [out, in]: float32 [rows, out].
 
-        With several ranks, the partial product of each rank is rounded, and so is their sum before the bias. With one
-        rank nothing is rounded.
+        The inputs of each rank go through `quantise_rows`. With several ranks, the partial product of each rank is
+        rounded, and so is their sum before the bias. With one rank no product is rounded.
 
         Args:
             x: The inputs of all ranks.
             projection: The projection, whose inputs the ranks divide.
             span: Function of the number of inputs and of a rank's shard that returns the slice of the rank's inputs.
-            quantises_rows: Whether the inputs of each rank go through `quantise_rows`.
         """
         if self._ranks == 1:
-            return self.multiply(self.quantise_rows(x, projection) if quantises_rows else x, projection)
+            return self.multiply_rows(x, projection)
         weight = self._load_matrix(projection)
         column_spans = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
-        inputs = [x[:, columns] for columns in column_spans]
-        if quantises_rows:
-            inputs = [self.quantise_rows(rank_inputs, projection) for rank_inputs in inputs]
+        inputs = [self.quantise_rows(x[:, columns], projection) for columns in column_spans]
         partial = [
             self.round(rank_inputs @ weight[:, columns].T)
             for rank_inputs, columns in zip(inputs, column_spans)
@@ -260,6 +265,18 @@ class Arithmetic:
         return self.round(
             np.concatenate([first * cos - second * sin, second * cos + first * sin, unrotated], axis=-1)
         )
+
+
+def _round_to_mxfp8(x: np.ndarray, block: int) -> np.ndarray:
+    """Return rows x [rows, in] in MXFP8 as the Vector engine rounds them; `in` is a multiple of `block`.
+
+    `block` elements share a scale, the power of two 2^-7 times that of the largest magnitude, and at least 2^-127. An
+    element is divided by the scale and rounded to float8_e4m3fn.
+    """
+    blocks = x.reshape(len(x), -1, block)
+    _, exponents = np.frexp(np.abs(blocks).max(axis=2, keepdims=True))
+    scales = np.ldexp(np.float32(1), np.maximum(exponents - 1 - _MX_LARGEST_EXPONENT, -127))
+    return ((blocks / scales).astype(ml_dtypes.float8_e4m3fn).astype(FLOAT32) * scales).reshape(x.shape)
 
 
 def widen(tensor: Weight) -> np.ndarray:

@@ -331,4 +331,4 @@ class AttentionHeads:
             gate = numpy.round(numpy.multiply_rows(normed, self.projections.inputs[3]))
             mixed = numpy.round(mixed / (1 + np.exp(-gate)))
         output, head_span = self.projections.output, by_query_heads(*self.heads.divided).span
-        return numpy.sum_partial_products(mixed, output, head_span, numpy.scales_each_row(output))
+        return numpy.sum_partial_products(mixed, output, head_span)

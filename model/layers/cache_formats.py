@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
+from model.formats.format import ChipLimits
 from nkw.errors import shown
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -92,22 +93,21 @@ CACHE_FORMATS = {
 """Cache formats by the names of vLLM's `kv_cache_dtype`. 224 is half of 448, to which scales of e4m3fn belong."""
 
 
-def choose_cache_format(name: str, fp8: np.dtype) -> str:
+def choose_cache_format(name: str, chip: ChipLimits) -> str:
     """Return the name of the format in which a chip stores caches of the format `name`.
 
     The formats fp8 and fp8_e4m3 become fp8_e4m3fn on a chip that multiplies these numbers.
 
     Args:
         name: A name in `CACHE_FORMATS`.
-        fp8: The e4m3 that the chip multiplies, float8_e4m3fn or float8_e4m3.
+        chip: The chip.
 
     Raises:
         ModelError: The name is fp8_e4m3fn, and the chip does not multiply it.
     """
-    has_e4m3fn = fp8 == CACHE_FORMATS[E4M3FN].dtype
-    if name == E4M3FN and not has_e4m3fn:
+    if name == E4M3FN and not chip.matmul_e4m3fn:
         raise ModelError("kv_cache_dtype is 'fp8_e4m3fn', and this chip multiplies float8_e4m3: use fp8")
-    return E4M3FN if has_e4m3fn and CACHE_FORMATS[name] == _FP8 else name
+    return E4M3FN if chip.matmul_e4m3fn and CACHE_FORMATS[name] == _FP8 else name
 
 
 def check_cache_dtype(name: str, has_pages: bool = True) -> None:

@@ -68,8 +68,8 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
         return False  # an argument without a parameter in the joint kernel
-    w_up = mlp.arguments["w_up"]
-    if isinstance(w_up, Value) and w_up.dtype == np.uint8:
+    matrices = [mlp.arguments.get(name) for name in _MATRICES]
+    if any(isinstance(matrix, Value) and matrix.dtype == np.uint8 for matrix in matrices):
         return False  # the joint kernel takes no weights of 4 bits
     return (
         mlp.arguments.get(_NORM) is not None

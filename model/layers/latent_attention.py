@@ -390,7 +390,7 @@ class LatentMixer:
         head_span = by_query_heads(*self.heads.divided).span
         mixed = self._attend(query, rows, numpy)
         output = self.projections.output
-        y = numpy.sum_partial_products(mixed, output, head_span, numpy.scales_each_row(output))
+        y = numpy.sum_partial_products(mixed, output, head_span)
         return numpy.round(x + y)
 
     def _attend(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:

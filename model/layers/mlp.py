@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,11 @@ class FeedForward(Stateless):
             weights[matrix] = Weight(f"{self.name}.{matrix}", tensors, reader=("mlp", matrix))
             if projection.bias is not None:
                 weights[bias] = Weight(f"{self.name}.{bias}", (projection.bias_row(bias_cut),))
-        return weights
+        matrices = [weight for weight in weights.values() if weight.reader is not None]
+        return {
+            name: weight if weight.reader is None else _bind_to_partners(weight, matrices)
+            for name, weight in weights.items()
+        }
 
     @property
     def _row_gate_weight(self) -> Weight | None:
@@ -130,17 +134,27 @@ class FeedForward(Stateless):
 
     def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
-        normed = x if self.norm is None else self.norm.reference(x, numpy)
-        normed = numpy.quantise_rows(normed, self.up, *([] if self.gate is None else [self.gate]))
+        unrounded = x if self.norm is None else self.norm.reference(x, numpy)
+        normed = numpy.quantise_rows(unrounded, self.up, *([] if self.gate is None else [self.gate]))
         inner = numpy.multiply(normed, self.up)
         if self.gate is None:
             inner = apply_activation(inner, self.activation)
         else:
             inner = apply_activation(numpy.multiply(normed, self.gate), self.activation) * inner
-        y = numpy.sum_partial_products(numpy.round(inner), self.down, slice_evenly, True)
+        y = numpy.sum_partial_products(numpy.round(inner), self.down, slice_evenly)
         if self.row_gate is not None:
-            y = y / (1 + np.exp(-numpy.multiply(normed, self.row_gate)))
+            # The gate of a row is a product of the row before it becomes MXFP8, and of the rounded row otherwise.
+            gated = numpy.round_to_bfloat16(unrounded) if numpy.rounds_to_mx(self.up) else normed
+            y = y / (1 + np.exp(-numpy.multiply(gated, self.row_gate)))
         return y
+
+
+def _bind_to_partners(weight: Weight, matrices: Sequence[Weight]) -> Weight:
+    """Return a matrix of the block with its partners among all `matrices`; gate and up multiply the same rows."""
+    partners = [matrix for matrix in matrices if matrix is not weight]
+    cuts = [matrix.tensors[0].cut for matrix in (weight, *partners)]
+    row_partners = tuple(partner for partner, cut in zip(partners, cuts[1:]) if cut == cuts[0])
+    return replace(weight, partners=tuple(partners), row_partners=row_partners)
 
 
 def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:

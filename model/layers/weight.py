@@ -17,7 +17,7 @@ import numpy as np
 from model.errors import ModelError
 from model.formats import Container, Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
-from model.formats.format import ELEMENTS
+from model.formats.format import ELEMENTS, Scope
 from model.layers.launch import StepShape, Value, WeightDtypes
 from model.layers.precision import FLOAT32, cast_weight, choose_weight_dtype
 from model.layers.shard import Cut, MatrixCut, Reordered, Row, Shape, Shard, Transposed, Whole
@@ -104,13 +104,16 @@ class Weight:
     `reader` is the kernel that reads the weight and its parameter. The kernel gets a quantised weight in its stored
     tensors if it has a parameter for each of them. Otherwise, or without a reader, the weight is widened when it is
     loaded. `component` is the component under which plans count the weight (`plan.sizes`); empty for the component of
-    its layer.
+    its layer. `partners` are the other matrices that the same launch multiplies, and `row_partners` those of them that
+    multiply the same rows, see `Format.scope`.
     """
 
     name: str
     tensors: Sequence[Tensor]
     reader: tuple[str, str] | None = None
     component: str = ""
+    partners: Sequence[Weight] = ()
+    row_partners: Sequence[Weight] = ()
 
     def count_tensor_elements(self) -> dict[str, int]:
         """Return the number of elements of each whole checkpoint tensor of the weight by name, without `Zeros`."""
@@ -155,11 +158,36 @@ class Weight:
         """Return the format whose stored tensors the kernel in `reader` reads; None if it reads one plain array.
 
         The kernel reads stored tensors if every tensor of the weight has the same quantised format and
-        `can_stay_stored`, and if the kernel has a parameter for each stored tensor. `parameters` returns a kernel's
-        parameter names.
+        `can_stay_stored`, if the kernel has a parameter for each stored tensor, and if all weights in the format's
+        `scope` have it. Otherwise it may read the `plain_rows_format`. `parameters` returns a kernel's parameter names.
         """
-        if self.reader is None:
-            return None
+        return self._find_read_format(lambda weight: weight._find_common_format(weights), parameters)
+
+    def _find_read_format(
+        self, find_common_format: Callable[[Weight], Format | None], parameters: KernelParameters
+    ) -> Format | None:
+        """Return what `find_kernel_format` returns; `find_common_format` returns the format of a weight's tensors."""
+        format = None if self.reader is None else find_common_format(self)
+        while format is not None:
+            partners = self._list_partners(format)
+            if self._is_read_stored(format, parameters) and all(
+                find_common_format(partner) == format for partner in partners
+            ):
+                return format
+            format = format.plain_rows_format
+        return None
+
+    def _list_partners(self, format: Format) -> Sequence[Weight]:
+        """Return the other weights in the `scope` of a format."""
+        if format.scope is Scope.launch:
+            return self.partners
+        return self.row_partners if format.scope is Scope.rows else ()
+
+    def _find_common_format(self, weights: Mapping[str, StoredWeight]) -> Format | None:
+        """Return the quantised format of all tensors of the weight in a checkpoint; None if they have none in common.
+
+        It is also None if a tensor cannot stay stored.
+        """
         formats: set[Format | None] = set()
         for tensor in self.tensors:
             selected = None if isinstance(tensor, Zeros) else tensor.select(weights[tensor.name])
@@ -167,26 +195,18 @@ class Weight:
                 formats.add(selected.format)
             else:
                 formats.add(None)
-        return self._find_read_format(formats, parameters)
-
-    def _find_read_format(
-        self, formats: Collection[Format | None], parameters: KernelParameters
-    ) -> Format | None:
-        """Return the format in which the kernel in `reader` reads tensors of these formats, None for plain ones.
-
-        The result is None unless all tensors have one format. Kernels without parameters for static scales of rows read
-        its `plain_rows_format`.
-        """
-        (format,) = formats if len(formats) == 1 else (None,)
-        while format is not None and not self._is_read_stored(format, parameters):
-            format = format.plain_rows_format
-        return format
+        return formats.pop() if len(formats) == 1 else None
 
     def _is_read_stored(self, format: Format, parameters: KernelParameters) -> bool:
-        """Return whether the kernel in `reader` has a parameter for each `kernel_tensors` and `kernel_options`."""
+        """Return whether the kernel in `reader` has a parameter for each `kernel_tensors` and `kernel_options`.
+
+        It is one of the format's `kernels` too, if the format names any.
+        """
         if self.reader is None or not format.kernel_tensors:
             return False
         kernel, parameter = self.reader
+        if format.kernels is not None and kernel not in format.kernels:
+            return False
         tensors = {parameter + _suffix(name) for name in format.kernel_tensors}
         return tensors.union(format.kernel_options) <= set(parameters(kernel))
 
@@ -196,31 +216,37 @@ class Weight:
         Without a checkpoint the container's groups say which tensors are quantised. The other rules, and `parameters`,
         are those of `find_kernel_format`.
         """
-        if container is None or self.reader is None:
+        if container is None:
             return None
+        return self._find_read_format(lambda weight: weight._plan_common_format(container), parameters)
+
+    def _plan_common_format(self, container: Container) -> Format | None:
+        """Return the format that a container's groups give all tensors of the weight, as `_find_common_format`."""
         formats = {
             container.find_format(tensor.name)
             if tensor.can_stay_stored and not isinstance(tensor, Zeros)
             else None
             for tensor in self.tensors
         }
-        return self._find_read_format(formats, parameters)
+        return formats.pop() if len(formats) == 1 else None
 
     def can_be_cut(self, format: Format, ranks: int) -> bool:
         """Return whether each of `ranks` tensor-parallel ranks gets whole blocks that share a scale, or a part of one.
 
-        Otherwise the weight is widened when it is loaded.
+        Otherwise the weight is widened when it is loaded. The other weights in the format's `scope` can be cut too.
         """
         return self.find_cut_block(format, ranks) is None
 
     def find_cut_block(self, format: Format, ranks: int) -> tuple[int, int] | None:
         """Return (rows, columns) of the blocks of a weight [out, in] inside which a part of a rank begins or ends.
 
-        None if each of `ranks` tensor-parallel ranks gets whole blocks, or a part of one.
+        It may be a block of another weight in the format's `scope`. None if each of `ranks` tensor-parallel ranks gets
+        whole blocks, or a part of one.
         """
         blocks = (
             spec.block
-            for tensor in self.tensors
+            for weight in (self, *self._list_partners(format))
+            for tensor in weight.tensors
             for spec in format.describe_kernel_tensors(tensor.part_shape).values()
             if not isinstance(tensor.cut, MatrixCut)
             or not _cuts_into_blocks(tensor.cut, tensor.part_shape, ranks, spec.block)

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model.config import ModelConfig
+from model.config.quantization import adapt_to_chip
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.stages import list_stage_layers
 from model.families import compose, load_config
-from model.formats.scaled import E4M3
 from model.layers.cache_formats import (
     AUTO,
     CACHE_FORMATS,
@@ -30,7 +30,13 @@ from model.layers.precision import choose_activation_dtype
 from model.layers.weight import WeightDtypes
 from model.llm.cache_scales import choose_cache_scales
 from model.loading.checkpoint import Checkpoint, open_checkpoint
-from model.loading.weights import RankWeights, choose_weight_dtypes, shard_weights
+from model.loading.weights import (
+    RankWeights,
+    adapt_weights,
+    choose_weight_dtypes,
+    describe_all_ranks,
+    shard_weights,
+)
 from model.mesh import Mesh
 from model.runners.reference import ReferenceModel
 
@@ -39,15 +45,15 @@ from model.runners.reference import ReferenceModel
 class LoadedModel:
     """Model folder with its config and its memory-mapped checkpoint.
 
-    `dtype` is the dtype of activations: float32, bfloat16, or auto for the checkpoint's. `fp8` is the e4m3 of
-    the chip.
+    `dtype` is the dtype of activations: float32, bfloat16, or auto for the checkpoint's. `target` is the
+    name of the chip whose formats weights and caches have; None for the formats of trn2.
     """
 
     folder: Path
     config: ModelConfig
     checkpoint: Checkpoint
     dtype: str = "float32"
-    fp8: np.dtype = E4M3
+    target: str | None = None
 
     @classmethod
     def open(
@@ -63,23 +69,29 @@ class LoadedModel:
             folder: the model folder.
             dtype: dtype of activations.
             config: the folder's config if it has been read; None to read it.
-            target: name of the chip, in whose fp8 the weights of fp8 are computed; None for float8_e4m3.
+            target: name of the chip whose kernels read the weights; None for the formats of trn2.
 
         Raises:
             ModelError: files are missing or disagree.
         """
-        config, fp8 = config or load_config(folder), E4M3
+        config = config or load_config(folder)
         if target is not None:
-            from model.device import find_fp8_dtype  # loads the simulator
+            config = adapt_to_chip(config, target)
+        return cls(folder, config, open_checkpoint(folder, config), dtype, target)
 
-            fp8 = find_fp8_dtype(target)
-        if config.weight_format is not None:
-            config = replace(config, weight_format=config.weight_format.compute_in(fp8))
-        return cls(folder, config, open_checkpoint(folder, config), dtype, fp8)
+    def choose_cache_format(self, kv_cache_dtype: str, target: str | None = None) -> str:
+        """Return the name of the format in which a chip stores caches of a format, see `choose_cache_format`.
 
-    def choose_cache_format(self, kv_cache_dtype: str) -> str:
-        """Return the name of the format in which the chip stores caches of a format, see `choose_cache_format`."""
-        return choose_cache_format(kv_cache_dtype, self.fp8)
+        Args:
+            kv_cache_dtype: name of the format.
+            target: name of the chip; None for that of the model.
+        """
+        target = target or self.target
+        if target is None or kv_cache_dtype == AUTO:  # avoids loading the simulator
+            return kv_cache_dtype
+        from model.device import chip
+
+        return choose_cache_format(kv_cache_dtype, chip(target))
 
     @property
     def activations(self) -> np.dtype:
@@ -110,6 +122,17 @@ class LoadedModel:
         return shard_weights(
             self.config, checkpoint, mesh.tensor, distinct, checkpoint.release, self.dtype, layers
         )
+
+    def describe_shards(self, mesh: Mesh, target: str) -> tuple[RankWeights, ...]:
+        """Return the weights of all ranks of a mesh as kernels of a chip read them, for dry runs: zeros without memory.
+
+        Args:
+            mesh: the mesh.
+            target: name of the chip.
+        """
+        checkpoint = adapt_weights(self.checkpoint, target)
+        dtypes = choose_weight_dtypes(compose(self.config).weights, checkpoint, self.activations)
+        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor, mesh.expert)
 
     def choose_cache_scales(self, kv_cache_dtype: str, calibration: str | Path | None) -> CacheScales:
         """Return the scales of caches of a format, from a calibration text or from the checkpoint.

@@ -19,9 +19,8 @@ from model.families import SPEECH, TEXT, load_config
 from model.layers.cache_formats import AUTO
 from model.layers.launch import Phase, StepShape
 from model.layers.paged import STATES, CacheGroup
-from model.layers.precision import choose_activation_dtype
 from model.llm.engine_args import EngineArgs
-from model.loading.checkpoint import open_checkpoint
+from model.llm.loaded import LoadedModel
 from model.loading.shipped import find_model_path
 from model.plan.predict import Predictor
 
@@ -101,9 +100,10 @@ class StepPredictor:
         """
         self._deployment = deployment
         config = quantise_config(load_config(deployment.folder, TEXT, SPEECH), deployment.quantization)
-        dtype = choose_activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
+        model = LoadedModel.open(deployment.folder, deployment.dtype, config, deployment.target)
         self._predictor = Predictor(
-            *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
+            *(model.config, deployment.target, deployment.ranks),
+            *(model.activations.name, deployment.max_model_len),
             expert=deployment.expert_ranks,
             lnc=deployment.lnc,
             cache_dtype=deployment.kv_cache_dtype,

@@ -17,9 +17,8 @@ import numpy as np
 from model.config import Config
 from model.errors import ModelError, check_memory
 from model.families import compose
-from model.formats import Container, Format
+from model.formats import Container, Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
-from model.formats.scaled import E4M3, ELEMENT
 from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
 from model.layers.precision import choose_activation_dtype
@@ -50,18 +49,6 @@ class RankWeights:
         Raises KeyError if the layer of the weight was not among the layers that were cut.
         """
         return {name: self.arrays[name] for name in weight.describe(self.shard, self.dtypes)}
-
-    def describe_in(self, fp8: np.dtype) -> RankWeights:
-        """Return these weights for a dry run on a chip that multiplies the e4m3 `fp8`.
-
-        Elements of e4m3 get this dtype and keep their bits, so that numbers differ by a factor.
-        """
-        arrays = {
-            name: array.view(fp8) if array.dtype in (E4M3, ELEMENT) else array
-            for name, array in self.arrays.items()
-        }
-        formats = {name: format.compute_in(fp8) for name, format in self.formats.items()}
-        return replace(self, arrays=arrays, formats=formats)
 
     @cached_property
     def dtypes(self) -> WeightDtypes:
@@ -181,38 +168,82 @@ def choose_weight_dtypes(
     dtypes: dict[str, np.dtype] = {}
     formats: dict[str, Format] = {}
     for weight in weights:
+        # Ranks that cut inside a block widen the weight to this dtype.
+        dtypes[weight.name] = weight.choose_device_dtype(checkpoint, activations)
         format = weight.find_kernel_format(checkpoint, list_kernel_parameters)
-        if format is None:
-            dtypes[weight.name] = weight.choose_device_dtype(checkpoint, activations)
-        else:
+        if format is not None:
             formats[weight.name] = format
     return WeightDtypes.from_names(dtypes, formats)
 
 
-def describe_all_ranks(config: Config, rank_weights: RankWeights) -> tuple[RankWeights, ...]:
+def find_row_formats(
+    weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], ranks: int
+) -> dict[str, Format]:
+    """Return the formats of checkpoint tensors by name before whose products kernels round rows to 8 bits.
+
+    Kernels do not round rows of weights that they get widened, nor without the parameter `quantises_rows`.
+
+    Args:
+        weights: weights of the layers.
+        checkpoint: the stored tensors by name.
+        ranks: tensor-parallel ranks, which may cut a weight so that it is widened.
+    """
+    formats: dict[str, Format] = {}
+    stored = checkpoint.values()
+    if not any(isinstance(weight, QuantisedWeight) and weight.format.quantises_rows for weight in stored):
+        return formats
+    for weight in weights:
+        if weight.reader is None or "quantises_rows" not in list_kernel_parameters(weight.reader[0]):
+            continue
+        format = weight.find_kernel_format(checkpoint, list_kernel_parameters)
+        if format is not None and format.quantises_rows and weight.can_be_cut(format, ranks):
+            formats |= {tensor.name: format for tensor in weight.tensors}
+    return formats
+
+
+def adapt_weights(weights: Mapping[str, StoredWeight], target: str) -> dict[str, StoredWeight]:
+    """Return weights by name whose formats say what kernels read on a chip; their tensors are not read.
+
+    target: the name of a chip or of an instance.
+    """
+    from model import device  # loads the simulator
+
+    chip = device.chip(target)
+    return {
+        name: replace(weight, format=weight.format.adapt_to_chip(chip))
+        if isinstance(weight, QuantisedWeight)
+        else weight
+        for name, weight in weights.items()
+    }
+
+
+def describe_all_ranks(
+    config: Config, dtypes: WeightDtypes, activations: np.dtype, ranks: int, expert_ranks: int = 1
+) -> tuple[RankWeights, ...]:
     """Return the weights of all ranks for dry runs: read-only zeros of the right shapes and dtypes, without memory.
 
     The order is that of expert-parallel ranks, and of tensor-parallel ranks in each of them.
 
     Args:
         config: the model.
-        rank_weights: the weights of any rank, which decide dtypes, formats and the numbers of ranks.
+        dtypes: dtypes of the arrays, and formats of the weights.
+        activations: dtype of activations.
+        ranks, expert_ranks: numbers of tensor-parallel and of expert-parallel ranks.
     """
     weights = list(compose(config).weights)
-    ranks, expert_ranks = rank_weights.shard.ranks, rank_weights.shard.expert_ranks
     shards = [
         Shard(rank, ranks, expert, expert_ranks) for expert in range(expert_ranks) for rank in range(ranks)
     ]
     return tuple(
         RankWeights(
             shard,
-            rank_weights.dtype,
+            activations,
             {
                 name: np.broadcast_to(np.zeros((), dtype), shape)
                 for weight in weights
-                for name, (shape, dtype) in weight.describe(shard, rank_weights.dtypes).items()
+                for name, (shape, dtype) in weight.describe(shard, dtypes).items()
             },
-            rank_weights.formats,
+            dict(dtypes.formats),
         )
         for shard in shards
     )

@@ -318,6 +318,8 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
             "a plan is for an instance or for an accelerator, not for both: leave one of the two out"
         )
     check_batch(request.batch)
+    if request.accelerator is None:
+        model = model.on_chip(find_instance(request.instance or DEFAULT_INSTANCE).target)
     dtype = request.dtype or model.config.dtype or "bfloat16"
     prompt, generate = choose_tokens(model, request)
     context = prompt + generate
@@ -612,6 +614,7 @@ def _fit(model: ModelSizes, dtype: str, context: int, instance: Instance, lnc: i
     `tp` of the result is None if none fits.
     """
     capacity, cores = lnc * chip(instance.target).hbm_bytes_per_core, instance.physical_cores // lnc
+    model = model.on_chip(instance.target)
     tp = find_smallest_tp(model, dtype, context, 1, cores, capacity)
     if tp is None:
         fitting = [mesh for mesh in Meshes(model, dtype, instance, context, 1, lnc).rank() if mesh.step]

@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
+from model.config.quantization import adapt_to_chip
 from model.device import chip, find_sorted_expert_width, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import list_copies, list_copy_sizes, list_launches, list_packs
@@ -167,6 +168,7 @@ class Predictor:
         cache_dtype: str = AUTO,
     ) -> None:
         self.lnc = lnc
+        config = adapt_to_chip(config, target)
         self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
         self._config, self._network, self._pipeline = config, compose(config), pipeline
         self._pairs = DryTimes(target, Mesh(2), lnc) if pipeline > 1 else None

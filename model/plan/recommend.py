@@ -369,17 +369,18 @@ class _Comparison:
         If the instance cannot have the requested mesh or does not hold the model, there are no offers but a reason.
         """
         request, load = self._request, self._load
+        model = self._model.on_chip(instance.target)
         lnc = limit_lnc(instance.target, request.lnc, largest=True)
         sizes = request.tp, request.pp, request.ep
         if request.tp is not None:
             sizes = request.tp, request.pp or 1, request.ep or 1
         try:
-            check_mesh(self._model, *sizes, instance, lnc)
+            check_mesh(model, *sizes, instance, lnc)
         except ModelError as refusal:
             return InstanceOffers(instance, (), str(refusal))
         choice = Choice(
             Question(
-                *(self._model, instance, self._dtype, load.prompt, load.generate, request.batch, load.level),
+                *(model, instance, self._dtype, load.prompt, load.generate, request.batch, load.level),
                 fewer=self._fewer,
                 lnc=lnc,
             )
@@ -390,7 +391,7 @@ class _Comparison:
             return InstanceOffers(instance, (), _describe_lack(ranked, instance, lnc))
         if request.tp is None:
             # Ranks without heads are for models that no fewer ranks hold.
-            most = self._model.config.most_busy_ranks
+            most = model.config.most_busy_ranks
             holding = [mesh for mesh in holding if mesh.shape.tp <= most] or holding
         # Stages add memory to a copy and no speed to its steps.
         stages = min(mesh.shape.pp for mesh in holding)

@@ -28,7 +28,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.config.blocks import Experts
-from model.config.quantization import quantise_config
+from model.config.quantization import adapt_to_chip, quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
 from model.families.packed_pages import check_packed_pages
@@ -258,6 +258,10 @@ class ModelSizes:
 
     config: ModelConfig
     cache_dtype: str = AUTO
+
+    def on_chip(self, target: str) -> ModelSizes:
+        """Return the sizes of the model on a chip, some of which multiply formats that others widen when they load."""
+        return replace(self, config=adapt_to_chip(self.config, target))
 
     @cached_property
     def network(self) -> Network:

@@ -106,8 +106,12 @@ def _describe_reading(quantised: ModelConfig | None) -> str:
     """Return the end of a sentence on how the loader and kernels of this project read the quantised weights."""
     if quantised is None:
         return "this project does not load the format, so no times of quantised steps are predicted"
-    *kernels, last = ModelSizes(quantised).list_quantised_readers() or [""]
-    if not last:
+    model = ModelSizes(quantised)
+    readers_by_chip = {chip: model.on_chip(chip).list_quantised_readers() for chip in CHIPS}
+    chips = [chip for chip, readers in readers_by_chip.items() if readers]
+    if not chips:
         return "weights are widened when they are loaded, so that a step takes as long as a plain one"
+    *kernels, last = readers_by_chip[chips[0]]
     names = f"{', '.join(kernels)} and {last} read" if kernels else f"{last} reads"
-    return f"{names} stored weights; other weights are widened when they are loaded"
+    where = "" if len(chips) == len(CHIPS) else f" on {' and '.join(chips)}"
+    return f"{names} stored weights{where}; other weights are widened when they are loaded"

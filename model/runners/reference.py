@@ -19,6 +19,7 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.cache_formats import PLAIN_CACHING, CacheRounding
 from model.layers.layer import States
 from model.layers.precision import choose_activation_dtype
+from model.loading.weights import find_row_formats
 from model.runners.window import ENCODER
 from model.sampling import StepOutput
 
@@ -47,7 +48,10 @@ class ReferenceModel:
     ) -> None:
         activations = choose_activation_dtype(dtype, config, weights)
         self._network = compose(config)
-        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._network.exact, caching)
+        row_formats = find_row_formats(self._network.weights, weights, ranks)
+        self._numpy = Arithmetic(
+            weights, activations, widened_bytes, ranks, self._network.exact, caching, row_formats
+        )
         self._sequences: list[ReferenceSequence] = []
         self._encoded: list[ReferenceSequence] = []
         self._longest_short = config.longest_short

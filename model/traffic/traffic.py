@@ -227,6 +227,7 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     if max_positions is not None:
         offered = offered.drop_longer_than(max_positions)
     instance = find_instance(request.instance or DEFAULT_INSTANCE)
+    model = model.on_chip(instance.target)
     setup = Setup(
         instance=instance.name,
         lnc=choose_lnc(instance.target, request.lnc, largest=True),

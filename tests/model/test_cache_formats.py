@@ -14,7 +14,7 @@ import nki_kernels
 import simulate
 from model import LLM, SamplingParams
 from model.config.heads import HeadLayout
-from model.device import SimulatedDevice, find_fp8_dtype
+from model.device import SimulatedDevice, chip
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.attention import Attention
@@ -197,13 +197,15 @@ def test_unknown_names_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", E4M3FN])
 def test_a_chip_stores_the_fp8_that_it_multiplies(name: str) -> None:
-    e4m3, e4m3fn = np.dtype(ml_dtypes.float8_e4m3), np.dtype(ml_dtypes.float8_e4m3fn)
-    assert [find_fp8_dtype(target) for target in ("trn1", "inf2", "trn2", "trn3")] == [e4m3] * 3 + [e4m3fn]
-    assert choose_cache_format(name, e4m3fn) == E4M3FN
-    if name == E4M3FN:
-        with pytest.raises(ModelError, match="'fp8_e4m3fn', and this chip multiplies float8_e4m3: use fp8"):
-            choose_cache_format(name, e4m3)
-    else:
-        assert choose_cache_format(name, e4m3) == name
+    *earlier_chips, trn3 = map(chip, ("trn1", "inf2", "trn2", "trn3"))
+    assert choose_cache_format(name, trn3) == E4M3FN
+    for record in earlier_chips:
+        if name == E4M3FN:
+            with pytest.raises(
+                ModelError, match="'fp8_e4m3fn', and this chip multiplies float8_e4m3: use fp8"
+            ):
+                choose_cache_format(name, record)
+        else:
+            assert choose_cache_format(name, record) == name
     for unchanged in ("auto", "int8", "fp8_e5m2", "bfloat16"):
-        assert {choose_cache_format(unchanged, fp8) for fp8 in (e4m3, e4m3fn)} == {unchanged}
+        assert {choose_cache_format(unchanged, record) for record in (*earlier_chips, trn3)} == {unchanged}

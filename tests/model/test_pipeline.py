@@ -139,7 +139,9 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
             assert np.array_equal(array, all_arrays[stage_weights.shard][name])
         dry = {
             rank_weights.shard: rank_weights.arrays
-            for rank_weights in describe_all_ranks(config, stage_weights)
+            for rank_weights in describe_all_ranks(
+                config, stage_weights.dtypes, stage_weights.dtype, stage_weights.shard.ranks
+            )
         }
         for shard, arrays in all_arrays.items():
             assert {name: (array.shape, array.dtype) for name, array in dry[shard].items()} == {

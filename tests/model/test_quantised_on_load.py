@@ -12,14 +12,14 @@ import pytest
 from model.config.quantization import quantise_config
 from model.device import SimulatedDevice
 from model.errors import ModelError
-from model.families import load_config, read_config
+from model.families import compose, load_config, read_config
 from model.formats import SCHEMES, QuantisedWeight
 from model.layers.arithmetic import Arithmetic
 from model.layers.projection import Projection
 from model.llm import LLM
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import PRETRAINED, find_config_path
-from model.loading.weights import shard_weights
+from model.loading.weights import find_row_formats, shard_weights
 from model.plan.predict import Predictor
 from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
@@ -146,10 +146,17 @@ def test_a_decode_step_takes_the_kernels_that_quantise_rows(scheme: str) -> None
     assert {"qkv_projection", "attention_decode", "output_projection", "mlp"} <= separate
 
 
+def create_arithmetic(folder: Path, scheme: str) -> Arithmetic:
+    """Return the arithmetic of a folder whose weights are quantised by a scheme."""
+    config = quantise_config(load_config(folder), scheme)
+    checkpoint = open_checkpoint(folder, config)
+    formats = find_row_formats(compose(config).weights, checkpoint, 1)
+    return Arithmetic(checkpoint, np.dtype(np.float32), 0, row_formats=formats)
+
+
 def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
     folder = write_plain(tmp_path)
-    config = quantise_config(load_config(folder), "fp8-dynamic")
-    numpy = Arithmetic(open_checkpoint(folder, config), np.dtype(np.float32), 0)
+    numpy = create_arithmetic(folder, "fp8-dynamic")
     up = Projection("model.layers.0.mlp.up_proj.weight", 1, 1)
     rows = np.array([[240, 17, -8.4, 2.0**-9], [0, 0, 0, 0], [-120, 60, 30, 15]], np.float32)
     expected = [[240, 16, -8, 2.0**-9], [0, 0, 0, 0], [-120, 60, 30, 15]]
@@ -159,8 +166,7 @@ def test_a_row_is_divided_by_its_largest_magnitude(tmp_path: Path) -> None:
 
 def test_a_row_becomes_integers_of_its_largest_magnitude(tmp_path: Path) -> None:
     folder = write_plain(tmp_path)
-    config = quantise_config(load_config(folder), "w8a8")
-    numpy = Arithmetic(open_checkpoint(folder, config), np.dtype(np.float32), 0)
+    numpy = create_arithmetic(folder, "w8a8")
     up = Projection("model.layers.0.mlp.up_proj.weight", 1, 1)
     rows = np.array([[127, 17.4, -8.6, 0.5], [0, 0, 0, 0], [-63.5, 30.1, 1.25, -0.3]], np.float32)
     expected = [[127, 17, -9, 0], [0, 0, 0, 0], [-63.5, 30, 1, -0.5]]

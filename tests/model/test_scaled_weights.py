@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.device import SimulatedDevice
+from model.device import SimulatedDevice, chip
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import QuantisedWeight, Scaled
@@ -371,7 +371,7 @@ def test_a_chip_with_e4m3fn_gets_all_codes_and_scales_as_they_are(scales: int | 
     elements = np.arange(256, dtype=np.uint8).reshape(2, 128).view(ELEMENT)
     specs = format.describe_tensors((2, 128))
     stored = {"elements": elements, "scales": np.full(specs["scales"].shape, 0.75, np.float32)}
-    fn, halved = (format.compute_in(np.dtype(fp8)) for fp8 in (ELEMENT, ml_dtypes.float8_e4m3))
+    fn, halved = (format.adapt_to_chip(chip(target)) for target in ("trn3", "trn2"))
     passed = fn.pass_to_kernels(stored)
     for name, spec in fn.describe_kernel_tensors((2, 128)).items():
         assert (passed[name].shape, passed[name].dtype) == (spec.shape, spec.dtype)
@@ -381,7 +381,8 @@ def test_a_chip_with_e4m3fn_gets_all_codes_and_scales_as_they_are(scales: int | 
     assert halves["elements"].dtype == ml_dtypes.float8_e4m3
     assert (halves["block_scales" if columns else "scales"] == 1.5).all()
     integers = Scaled("compressed-tensors", 1, None, INT8)
-    assert integers.compute_in(ELEMENT).kernel_element == INT8
+    assert format.depends_on_chip and not integers.depends_on_chip
+    assert integers.adapt_to_chip(chip("trn3")).kernel_element == INT8
 
 
 @pytest.mark.parametrize("scales", [None, 1], ids=["of a tensor", "of rows"])

@@ -13,12 +13,13 @@ import pytest
 
 from model.device import SimulatedDevice
 from model.errors import ModelError
-from model.families import load_config
+from model.families import compose, load_config
 from model.formats import QuantisedWeight
 from model.layers.arithmetic import Arithmetic
 from model.layers.projection import Projection
 from model.llm.loaded import LoadedModel
 from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import find_row_formats
 from model.mesh import Mesh
 from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
@@ -114,7 +115,9 @@ def test_rows_are_rounded_with_the_largest_scale_of_the_weights_that_multiply_th
     """The rows are those of a checkpoint's dtype but for odd multiples of 2^-9 below 2^-5, see `Scaled`."""
     folder = tmp_path / "m"
     write(folder, container)
-    numpy = Arithmetic(open_checkpoint(folder, load_config(folder)), np.dtype(np.float32), 0)
+    checkpoint = open_checkpoint(folder, config := load_config(folder))
+    formats = find_row_formats(compose(config).weights, checkpoint, 1)
+    numpy = Arithmetic(checkpoint, np.dtype(np.float32), 0, row_formats=formats)
     up, gate, head = (Projection(f"{name}.weight", 1, 1) for name in (UP, GATE, "lm_head"))
     rows = np.random.default_rng(3).normal(size=(64, 128)).astype(np.float32)
     is_integer = "int8" in container

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
-
 from model.commands.generate.micro_batches import MicroBatches, size_micro_batches
 from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.layers.cache_formats import CacheScales, check_cache_dtype, choose_cache_format
+from model.layers.cache_formats import CacheScales, check_cache_dtype
 from model.llm.loaded import LoadedModel, open_device
-from model.loading.weights import RankWeights, describe_all_ranks
+from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, count_positions_needed
 from model.runners.contiguous import KernelModel
@@ -116,18 +114,13 @@ class Job:
 
         Args:
             device: The dry device.
-            target: Its chip, whose fp8 weights and caches have.
+            target: Its chip, which may read weights and caches in other formats than that of --target.
             progress: Called with the number of finished layers and of all layers.
             done: Called after each step of a micro-batch.
             lnc: Number of physical cores of a rank of the device.
         """
-        from model.device import find_fp8_dtype
-
-        fp8, shards = find_fp8_dtype(target), self._local_shards
-        if get_rank() is not None:
-            shards = describe_all_ranks(self.config, shards[0])
-        described = tuple(shard.describe_in(fp8) for shard in shards)
-        return self._create_model(device, progress, described, done, lnc=lnc, fp8=fp8)
+        shards = self.model.describe_shards(self.mesh, target)
+        return self._create_model(device, progress, shards, done, lnc=lnc, target=target)
 
     def _create_model(
         self,
@@ -137,7 +130,7 @@ class Job:
         done: Callable[[], None] = lambda: None,
         expert_load: ExpertLoad | None = None,
         lnc: int = 1,
-        fp8: np.dtype | None = None,
+        target: str | None = None,
     ) -> MicroBatches:
         """Return the model on a device, with a backend for each micro-batch.
 
@@ -148,11 +141,9 @@ class Job:
             done: Called after each step of a micro-batch.
             expert_load: Counts the choices of experts, or None.
             lnc: Number of physical cores of a rank of the device.
-            fp8: The e4m3 of the caches; None for that of --target.
+            target: The chip of the device; None for that of --target.
         """
-        cache_format = choose_cache_format(
-            self.options.kv_cache_dtype, self.model.fp8 if fp8 is None else fp8
-        )
+        cache_format = self.model.choose_cache_format(self.options.kv_cache_dtype, target)
         backends = [
             KernelModel(
                 self.config,
