@@ -92,6 +92,9 @@ Cost
     each row. More rows, in groups of 64 more than 32 and of 32 more than 16, meet weights that were multiplied by their
     scales in SBUF, see `scale_groups`: T = 128 is 0.46 and T = 512 is 0.94 times as fast,
     with stored zero points 0.29 and 0.60 times.
+    On trn3 T = 1, 16, 64 and 2048 take 45, 45, 46 and 404 us with weights in MXFP8 and 27, 28, 29 and 407 us in MXFP4,
+    beside 83, 84, 85 and 1217 us in bfloat16 (H = 4096, F = 1792). Up to 64 rows the time to read the stored bytes is
+    83 and 70 % of theirs. T = 2048 reaches 71 % of the peak of MX products.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ weight moves, 512 columns at a time.
 Rows are cut into groups of up to four row tiles, which load the weights once. A group is loaded, normalised and
 transposed while the group before is multiplied. If x is cut along the sequence over N ranks, a row tile has 128 // N
 rows of every rank, see `sequence`.
+
+Two cores divide prompts by rows. Of up to 128 rows each core computes half of the units, sends them to the other core,
+and computes half of the columns of y.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import find_core_rows
+from nki_kernels.cores import divides_columns, find_core_rows
 from nki_kernels.dma import COMPILER, STATIC, transfer
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.projection.block_loads import store_rows_from
@@ -67,16 +70,20 @@ GROUP_TILES = 4
 PANEL_BYTES = 8192
 """Most bytes of a weight's scales on a partition that are loaded at once."""
 
+AHEAD_BYTES = 16384
+"""Bytes of w_down on a partition that are loaded before the cores exchange their units."""
+
 
 @dataclass
 class MxWeight(nl.NKIObject):
     """A weight and the scales of some of its columns in SBUF.
 
-    matrix: MxMatrix. scales: uint8 [partition, slot, column] in SBUF, see `MxOperand`, or None before the first load.
-    columns: their range (first, end).
+    matrix: MxMatrix. end_column: end of the columns that this core reads. scales: uint8 [partition, slot, column] in
+    SBUF, see `MxOperand`, or None before the first load. columns: their range (first, end).
     """
 
     matrix: MxMatrix
+    end_column: int
     scales: nl.NkiTensor | None = None
     columns: tuple = (0, 0)
 
@@ -85,7 +92,7 @@ class MxWeight(nl.NKIObject):
         if self.scales is None or first_column < self.columns[0] or first_column >= self.columns[1]:
             slots = blocks(count_tiles(self.matrix.depth), SCALE_ROWS)
             width = max(1, PANEL_BYTES // (slots * PANEL)) * PANEL
-            self.columns = (first_column, min(self.matrix.elements.shape[1], first_column + width))
+            self.columns = (first_column, min(self.end_column, first_column + width))
             self.scales = load_scales(self.matrix, self.columns)
 
     def load_panel(self, first_column):
@@ -96,21 +103,38 @@ class MxWeight(nl.NKIObject):
 
 
 @dataclass
+class MxShare(nl.NKIObject):
+    """What this core computes.
+
+    rows, units, columns: ranges (first, end) of the rows of x, of units of the intermediate, and of columns of y.
+    exchanges: whether the cores send each other their units.
+    """
+
+    rows: tuple
+    units: tuple
+    columns: tuple
+    exchanges: bool
+
+
+@dataclass
 class MxFeedForward(nl.NKIObject):
     """What all row groups of a block share.
 
-    gate: MxWeight, or None. up, w_down: MxWeight. b_gate, b_up: float32 [p, tile, q] in SBUF, or None. activation:
-    function of the Scalar engine. down: the down product, whose row_scales get a column for each row tile with a row
-    gate.
+    gate: MxWeight, or None. up, w_down: MxWeight. first_column: first column of w_down and y that this core computes.
+    b_gate, b_up: float32 [p, tile, q] in SBUF, or None. activation: function of the Scalar engine. down: the down
+    product, whose row_scales get a column for each row tile with a row gate. ahead: first panels of w_down, as far as
+    they are loaded before they are multiplied.
     """
 
     gate: MxWeight | None
     up: MxWeight
     w_down: MxWeight
+    first_column: int
     b_gate: nl.NkiTensor | None
     b_up: nl.NkiTensor | None
     activation: object
     down: ResidualProduct
+    ahead: list
 
 
 def run_mx_feed_forward(y, x, weights, norm, activation, row_gate, residual, rank_sum):
@@ -125,11 +149,12 @@ def run_mx_feed_forward(y, x, weights, norm, activation, row_gate, residual, ran
         residual: whether x is added.
         rank_sum: RankSum without chunks. Its sequence_ranks are the ranks over which rows are cut.
     """
-    ranks = rank_sum.sequence_ranks
-    first_row, end_row = find_row_share(x.shape[0], ranks)
+    ranks, inner = rank_sum.sequence_ranks, weights.w_down.depth
+    share = assign_share(x.shape[0], ranks, x.shape[1], inner)
+    first_row, end_row = share.rows
     if first_row == end_row:
         return
-    x, y = x[first_row:end_row, :], y[first_row:end_row, :]
+    x, y = x[first_row:end_row, :], y[first_row:end_row, share.columns[0] : share.columns[1]]
     group_rows = count_group_tiles(x, weights) * count_rows_per_rank(ranks)
     groups = divide_into_groups(x.shape[0], group_rows)
     if row_gate is not None:
@@ -141,18 +166,23 @@ def run_mx_feed_forward(y, x, weights, norm, activation, row_gate, residual, ran
         feed = prepare_feed(x, norm, row_gate, rank_sum, group_rows)
         rows = allocate_group(feed, x.shape[1], groups[0])
         advance(feed, rows, count_steps(feed, groups[0]))
-    block = prepare_block(y, x, weights, activation, row_gate is not None, residual, rank_sum)
+    row_scales = None if row_gate is None else []
+    added = x[:, share.columns[0] : share.columns[1]] if residual else None
+    block = prepare_block(y, added, weights, activation, row_scales, rank_sum, share)
     for m in range(len(groups)):
         following = None if m + 1 == len(groups) else allocate_group(feed, x.shape[1], groups[m + 1])
-        units = list_starts(weights.w_down.depth, TILE)
-        chunks = list_starts(x.shape[1], count_chunk_columns(ranks * groups[m].rows, ranks))
+        units = list(range(share.units[0], share.units[1]))
+        chunks = list_starts(y.shape[1], count_chunk_columns(ranks * groups[m].rows, ranks))
         stages = len(units) + len(chunks)
-        intermediate = allocate_rows(weights.w_down.depth, count_padded(ranks * groups[m].rows))
+        intermediate = allocate_intermediate(inner, count_padded(ranks * groups[m].rows), share)
         for u in range(len(units)):
             compute_unit(block, rows.operand, intermediate, units[u])
             advance_evenly(feed, following, u + 1, stages)
+        if share.exchanges:
+            load_panels_ahead(block)
+            exchange_units(intermediate, share)
         for gate in rows.gates:
-            block.down.row_scales.append(gate)
+            row_scales.append(gate)
         for n in range(len(chunks)):
             compute_chunk(block, intermediate, groups[m], chunks[n])
             advance_evenly(feed, following, len(units) + n + 1, stages)
@@ -160,14 +190,63 @@ def run_mx_feed_forward(y, x, weights, norm, activation, row_gate, residual, ran
     rank_sum.finish()
 
 
-def find_row_share(rows, ranks):
-    """Return (first, end) of the rows that this core computes: half of a prompt, all or none of up to 128 rows.
+def assign_share(rows, ranks, hidden, inner):
+    """Return the MxShare of this core: of a prompt half of the rows, else half of the units and of the columns of y.
 
-    rows: number of rows of this rank. ranks: over how many ranks rows are cut.
+    Up to 128 rows whose intermediate or y has no two tiles of 512 columns are those of the first core.
+
+    rows: number of rows of this rank. ranks: over how many ranks rows are cut. hidden, inner: H and F.
     """
-    if nl.program_id(0) > 0 and rows * ranks <= PARTITIONS:
-        return rows, rows
-    return find_core_rows(rows, ranks)
+    core, units, panels = nl.program_id(0), count_tiles(inner), blocks(hidden, PANEL)
+    if not divides_columns(rows * ranks):
+        return MxShare(find_core_rows(rows, ranks), (0, units), (0, hidden), False)
+    if units == 1 or panels == 1:
+        return MxShare((0, rows if core == 0 else 0), (0, units), (0, hidden), False)
+    return MxShare(
+        (0, rows),
+        ranges(0, units, blocks(units, 2))[core],
+        ranges(0, hidden, blocks(panels, 2) * PANEL)[core],
+        True,
+    )
+
+
+def load_panels_ahead(block):
+    """Load the first panels of w_down, which then do not wait in the queue of loads for the exchange of units."""
+    panel_bytes = VALUES * PANEL * count_tiles(block.w_down.matrix.depth)
+    count = max(1, AHEAD_BYTES // panel_bytes)
+    for start in list_starts(block.down.y.shape[1], PANEL)[0:count]:
+        block.ahead.append(block.w_down.load_panel(block.first_column + start))
+
+
+def exchange_units(intermediate, share):
+    """Send this core's tiles of the intermediate to the other core, and receive those that it computed.
+
+    intermediate: MxOperand with twice as many tiles as the first core has units.
+    """
+    core, half = nl.program_id(0), intermediate.elements.shape[1] // 2
+    sent, received = core * half, (1 - core) * half
+    for tile in (intermediate.elements, intermediate.scales):
+        nisa.sendrecv(
+            src=tile[:, sent : sent + half, :],
+            dst=tile[:, received : received + half, :],
+            send_to_rank=1 - core,
+            recv_from_rank=1 - core,
+            pipe_id=0,
+        )
+
+
+def allocate_intermediate(depth, rows, share):
+    """Return an MxOperand for `rows` rows of the intermediate. If the cores exchange tiles, it holds zeros.
+
+    depth: F. share: MxShare.
+    """
+    if not share.exchanges:
+        return allocate_rows(depth, rows)
+    # All partitions are sent, also those that quantisation does not write.
+    intermediate = allocate_rows(depth, rows, 2 * blocks(count_tiles(depth), 2))
+    nisa.memset(dst=intermediate.elements, value=0)
+    nisa.memset(dst=intermediate.scales, value=0)
+    return intermediate
 
 
 def count_padded(rows):
@@ -202,26 +281,34 @@ def prepare_feed(x, norm, row_gate, rank_sum, group_rows):
     return RowFeed(rows, None, row_gate, ranks)
 
 
-def prepare_block(y, x, weights, activation, has_row_gate, residual, rank_sum):
+def prepare_block(y, residual, weights, activation, row_scales, rank_sum, share):
     """Return the MxFeedForward of some rows, with the biases and the residual of up to 128 rows loaded into SBUF.
 
-    The arguments are those of `run_mx_feed_forward`.
+    Args:
+        y, residual: this core's rows and columns @ HBM; no residual: None.
+        weights, activation, rank_sum: those of `run_mx_feed_forward`.
+        row_scales: list that gets the sigmoids of a row gate, or None without one.
+        share: MxShare.
     """
     ranks, bias = rank_sum.sequence_ranks, None
+    first, end = share.columns
     if weights.b_down is not None:
-        bias = broadcast_row(weights.b_down, min(ranks * x.shape[0], PARTITIONS), x.dtype, 0.0)
-    row_scales = [] if has_row_gate else None
-    down = ResidualProduct(y, x if residual else None, MovingWeight([]), bias, rank_sum, None, row_scales)
-    if ranks == 1 and x.shape[0] <= PARTITIONS:
+        bias = broadcast_row(weights.b_down[:, first:end], min(ranks * y.shape[0], PARTITIONS), y.dtype, 0.0)
+    down = ResidualProduct(y, residual, MovingWeight([]), bias, rank_sum, None, row_scales)
+    if ranks == 1 and y.shape[0] <= PARTITIONS:
         keep_residual_rows(down, None)
+    end_column = min(weights.w_down.depth, share.units[1] * TILE)
+    gate = None if weights.w_gate is None else MxWeight(weights.w_gate, end_column)
     return MxFeedForward(
-        None if weights.w_gate is None else MxWeight(weights.w_gate),
-        MxWeight(weights.w_up),
-        MxWeight(weights.w_down),
+        gate,
+        MxWeight(weights.w_up, end_column),
+        MxWeight(weights.w_down, end),
+        first,
         load_columns(weights.b_gate, nl.float32),
         load_columns(weights.b_up, nl.float32),
         activation,
         down,
+        [],
     )
 
 
@@ -244,13 +331,14 @@ def load_columns(row, dtype):
     return cast(raw, dtype)
 
 
-def compute_unit(block, rows, intermediate, first_column):
+def compute_unit(block, rows, intermediate, unit):
     """Compute up to 512 columns of the intermediate of a row group, and round them to MXFP8.
 
-    rows: MxOperand. intermediate: MxOperand, of which the unit is one tile. first_column: the unit's.
+    rows: MxOperand. intermediate: MxOperand, of which the unit is tile number `unit`.
     """
     count, padded = rows.elements.shape[2], intermediate.elements.shape[2]
-    unit, used = first_column // TILE, min(PARTITIONS, (intermediate.depth - first_column) // VALUES)
+    first_column = unit * TILE
+    used = min(PARTITIONS, (intermediate.depth - first_column) // VALUES)
     gate = None if block.gate is None else block.gate.load_panel(first_column)
     up = block.up.load_panel(first_column)
     values = nl.ndarray((PARTITIONS, 1, padded, VALUES), dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -332,7 +420,10 @@ def compute_chunk(block, intermediate, group, first_column):
     tiles = ranges(0, rows, ranks * count_rows_per_rank(ranks))
     accumulators = []
     for start, end in ranges(chunk.columns[0], chunk.columns[1], BANK):
-        weight = block.w_down.load_panel(start)
+        if len(block.ahead) > 0:
+            weight = block.ahead.pop(0)
+        else:
+            weight = block.w_down.load_panel(block.first_column + start)
         for m in range(len(tiles)):
             first, last = tiles[m]
             padded = min(intermediate.elements.shape[2], first + count_padded(last - first))

@@ -149,9 +149,12 @@ def wrap_mx_matrix(name, elements, scales, depth, columns):
     return MxMatrix(elements.view(dtype), scales, depth)
 
 
-def allocate_rows(depth, rows):
-    """Return an MxOperand for `rows` rows of `depth` values in MXFP8; it is not initialised."""
-    shape = (PARTITIONS, count_tiles(depth), rows)
+def allocate_rows(depth, rows, tiles=0):
+    """Return an MxOperand for `rows` rows of `depth` values in MXFP8; it is not initialised.
+
+    tiles: number of tiles to allocate, if more than those of `depth`.
+    """
+    shape = (PARTITIONS, max(tiles, count_tiles(depth)), rows)
     elements = nl.ndarray(shape, dtype=nl.float8_e4m3fn_x4, buffer=nl.sbuf)
     return MxOperand(elements, nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf), depth, 1)
 

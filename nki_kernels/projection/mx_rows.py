@@ -105,14 +105,17 @@ def prepare_divided_rows(x, norm, row_gate):
         height = loaded[0].shape[0]
         weight = load_divided_weight(norm, height, tiles)
         members, eps = mark_members(height, tiles), filled((height, 1), norm.eps)
-    for index in range(len(batches)):
-        first, end = batches[index]
-        tile = loaded[index]
-        normalised = cast(tile, nl.bfloat16)
-        if weight is not None:
-            normalised = normalise_divided(tile, weight, members, eps, hidden)
-        transpose_divided(values[:, :, first:end, :], normalised)
-        quantise_tiles(rows.operand, values[:, :, first:end, :], (0, tiles), (first, end))
+    # A batch is transposed after the next one is normalised and the statistics of the one after it are computed.
+    factors = None
+    for index in range(len(batches) + 2):
+        if 0 < index <= len(batches):
+            rows.normalised.append(weight_divided(loaded[index - 1], weight, factors))
+        if weight is not None and index < len(batches):
+            factors = compute_factors(loaded[index], members, eps, hidden)
+        if index > 1:
+            first, end = batches[index - 2]
+            transpose_divided(values[:, :, first:end, :], rows.normalised[index - 2], index)
+            quantise_tiles(rows.operand, values[:, :, first:end, :], (0, tiles), (first, end))
     if row_gate is not None:
         rows.gates.append(compute_row_gate(row_gate, values, hidden))
     return rows
@@ -156,37 +159,50 @@ def mark_members(height, tiles):
     return members.reshape((height, height))
 
 
-def normalise_divided(tile, weight, members, eps, hidden):
-    """Return divided rows [row * tile, 512] over their root mean squares, times `weight`, in bfloat16.
+def compute_factors(tile, members, eps, hidden):
+    """Return 1 / rms of the row of each tile of divided rows [row * tile, 512]: float32 [row * tile, 1] in SBUF.
 
     members: result of `mark_members`. eps: float32 column. hidden: elements of a row.
     """
     height = tile.shape[0]
-    normalised = nl.ndarray(tile.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    squares = sum_squares(normalised, tile)
+    squares = sum_squares(nl.ndarray(tile.shape, dtype=nl.bfloat16, buffer=nl.sbuf), tile)
     sums = nl.ndarray((height, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=members[0:height, 0:height], moving=squares, accumulate=False)
-    factor = compute_inverse_root(sums, 1.0 / hidden, eps)
+    return compute_inverse_root(sums, 1.0 / hidden, eps)
+
+
+def weight_divided(tile, weight, factors):
+    """Return divided rows [row * tile, 512] times `factors` and `weight` in bfloat16; unchanged without a weight."""
+    if weight is None:
+        return cast(tile, nl.bfloat16)
+    height = tile.shape[0]
+    normalised = nl.ndarray(tile.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=normalised,
         data=tile,
         op0=nl.multiply,
-        operand0=factor,
+        operand0=factors,
         op1=nl.multiply,
         operand1=weight[0:height, :],
     )
     return normalised
 
 
-def transpose_divided(values, rows):
-    """Transpose divided rows [row * tile, 512] into `values`, [p, tile, row, q], through one PSUM bank."""
+def transpose_divided(values, rows, index):
+    """Transpose divided rows [row * tile, 512] into `values`, [p, tile, row, q], through one PSUM bank.
+
+    index: number of the batch; the Vector engine copies even ones to SBUF, the Scalar engine odd ones.
+    """
     _, tiles, count, _ = values.shape
     slots = count_slot_columns(rows.shape[0], nl.bfloat16)
     bank = nl.ndarray((PARTITIONS, VALUES, slots), dtype=nl.bfloat16, buffer=nl.psum)
     for q in range(VALUES):
         nisa.nc_transpose(dst=bank[:, q, 0 : rows.shape[0]], data=rows[:, q:TILE:VALUES])
-    source = bank[:, :, 0 : rows.shape[0]].reshape_dim(2, (count, tiles))
-    nisa.tensor_copy(dst=values, src=source.permute((0, 3, 2, 1)))
+    source = bank[:, :, 0 : rows.shape[0]].reshape_dim(2, (count, tiles)).permute((0, 3, 2, 1))
+    if index % 2 == 0:
+        nisa.tensor_copy(dst=values, src=source)
+    else:
+        nisa.activation(dst=values, op=nl.copy, data=source)
 
 
 def allocate_group(feed, hidden, group):

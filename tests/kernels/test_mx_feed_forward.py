@@ -289,10 +289,21 @@ def test_two_ranks_give_the_sum_of_what_each_gives_alone(
         assert np.abs(output.astype(np.float64) - expected).max() <= bound
 
 
-@pytest.mark.parametrize("tokens", [1, 128, 129, 300])
-def test_two_cores_give_the_values_of_one(tokens: int) -> None:
-    arguments = CASE.arguments(dict(tokens=tokens, hidden=544, inner=160))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *vary(tokens=[1, 128], hidden=[512, 544], inner=[512, 544, 1120]),
+        dict(tokens=3, hidden=1056, inner=1536, format=MXFP4, biases=True, residual=True),
+        dict(tokens=5, hidden=1024, inner=1024, row_gate=True, norm_bias=True),
+        *vary(tokens=[129, 300], hidden=544, inner=160, residual=True),
+    ],
+    ids=describe,
+)
+def test_two_cores_give_the_values_of_one(settings: dict[str, Any]) -> None:
+    """Cores divide rows, or units and columns of y where there are two of both; units are exchanged."""
+    arguments = CASE.arguments(settings)
     single, divided = (CASE.run(arguments, CHIP, cores)[0].astype(np.float64) for cores in (1, 2))
+    # Numpy adds the terms of a product of fewer rows in another order.
     assert np.abs(single - divided).max() <= 2.0**-7 * np.abs(single).max()
 
 
