@@ -28,6 +28,8 @@ from model.state import count_blocks_before
 INT32 = np.dtype(np.int32)
 FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
+_PACKED = {"uint8": 2, "uint16": 4, "uint32": 4}
+"""Weights in an integer, by its dtype."""
 
 
 PARTITIONS = 128
@@ -442,9 +444,9 @@ def count_product_work(rows: int, *weights: Value, moved_bytes: float = 0.0) -> 
     """Return the least work of multiplying `rows` rows by each of `weights`, which are read from HBM once.
 
     `moved_bytes` are added to the bytes of the weights. The rows themselves are not counted. A byte of uint8 is two
-    weights of 4 bits.
+    weights of 4 bits, an integer of 16 or 32 bits four weights in an MX format.
     """
-    products = rows * sum(prod(weight.shape) * (2 if weight.dtype == np.uint8 else 1) for weight in weights)
+    products = rows * sum(prod(weight.shape) * _PACKED.get(weight.dtype.name, 1) for weight in weights)
     return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 

@@ -58,6 +58,9 @@ PROMPTS_PERIOD = 2
 SEQUENCES_PERIOD = 16
 """Sequences after which attention of decoding sequences repeats itself."""
 
+_MX_RATE = 4
+"""Products in MX formats for each one in bfloat16: the Tensor engine takes four values of the contraction at once."""
+
 _ENCODER = "encoder: "
 """Beginning of the names of an encoder's kernels."""
 
@@ -394,6 +397,8 @@ class Predictor:
         operations = launch.work.operations
         if _has_fp8_rows(launch):
             operations /= self._fp8_rate
+        elif _has_mx_rows(launch):
+            operations /= _MX_RATE
         time = self._core.estimate(operations, launch.work.bytes)
         floor_ns, launches, refusal, cores = time.dataflow_ns, count * launch.repeat, "", self.lnc
         try:
@@ -545,6 +550,12 @@ def _average_stages(
     overhead = stages[0].overhead * micro_batches
     busy = sum((kernel.time for kernel in kernels), overhead + sending.time)
     return PassTime(overhead, (*kernels, sending, LaunchTime(BUBBLE, 0, pass_time - busy, 0.0)))
+
+
+def _has_mx_rows(launch: Launch) -> bool:
+    """Return whether `mlp` rounds rows to MXFP8, beside weights in an MX format, four in an integer."""
+    w_up = launch.arguments.get("w_up")
+    return isinstance(w_up, Value) and w_up.dtype.name in ("uint16", "uint32")
 
 
 def _has_fp8_rows(launch: Launch) -> bool:

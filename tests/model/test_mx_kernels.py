@@ -16,6 +16,7 @@ from model.formats import Format, Mx, Mx8
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import find_row_formats, shard_weights
 from model.plan.memory import compute_footprint
+from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -192,6 +193,20 @@ def test_matrices_beside_a_plain_one_are_read_as_the_kernel_takes_them(
         np.abs(kernels - reference).max()
         <= 2.0 ** (-5 if has_rounded_rows else -12) * np.abs(reference).max()
     )
+
+
+@pytest.mark.parametrize("target", ["trn2", "trn3"])
+def test_mx_rows_are_multiplied_at_four_times_the_rate(tmp_path: Path, target: str) -> None:
+    """256 rows by 3 * 256 * 512 weights are bound by operations in bfloat16 and in MXFP4."""
+    config = read_config(write_mx(tmp_path, MXFP4, hidden_size=256, intermediate_size=512))
+    floors = [
+        next(kernel.floor_ns for kernel in passed.kernels if kernel.name == "mlp")
+        for passed in (
+            Predictor(predicted, target, 1, "bfloat16", 256).predict_prompts(256)
+            for predicted in (replace(config, weight_format=None), config)
+        )
+    ]
+    assert floors[1] / floors[0] == pytest.approx(0.25 if target == "trn3" else 1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(("storage", "bits"), [(MXFP4, 4.25), (MXFP8, 8.25)])
