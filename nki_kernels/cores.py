@@ -53,6 +53,17 @@ def find_core_range(size, unit, core):
     return min(size, core * width), min(size, (core + 1) * width)
 
 
+def find_core_blocks(size, core):
+    """Return (first, end) of the whole blocks of 128 of 0 … size - 1 that physical core number `core` takes.
+
+    Cores share a size of one block as `find_core_range` divides it.
+    """
+    if size <= PARTITIONS:
+        return find_core_range(size, PARTITIONS, core)
+    first, end = find_core_range(blocks(size), 1, core)
+    return first * PARTITIONS, min(size, end * PARTITIONS)
+
+
 def exchange_tiles(tile):
     """Exchange tiles of equal shape between the two physical cores: send `tile`, and return the other core's in SBUF.
 

@@ -14,6 +14,18 @@ def widened(array: np.ndarray, scales: np.ndarray | None = None) -> np.ndarray:
     return wide if scales is None else wide * scales
 
 
+def widen_blocks_reference(elements: np.ndarray, scales: np.ndarray | None) -> np.ndarray:
+    """Return elements [K, N] in float32, times the scale of their block; return `elements` for scales None.
+
+    scales: float32 [ceil(K / 128), ceil(N / 128)], one for each 128 rows and 128 columns.
+    """
+    if scales is None:
+        return elements
+    depth, columns = elements.shape
+    by_row = np.repeat(scales, 128, axis=0)[:depth]
+    return widened(elements) * np.repeat(by_row, 128, axis=1)[:, :columns]
+
+
 def widened_or_zero(array: np.ndarray | None) -> np.ndarray | float:
     """Return `widened(array)`; return 0.0 for None, so that a missing operand adds nothing."""
     return 0.0 if array is None else widened(array)

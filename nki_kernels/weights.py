@@ -9,7 +9,8 @@ Kernels pass the record `WeightMatrix` on. A weight of 8 bits is stored as eleme
 column: element [k, n] stands for elements[k, n] * scales[n]. Products take the elements alone, and the kernel
 multiplies their sums by the scales as they leave PSUM. Elements of fp8 go to the Tensor engine as they are
 where the rows have 16 bits; other elements are converted to the rows' dtype, which is exact. Weights of 4 bits
-are two elements in a byte, with zero points, see `nibbles`.
+are two elements in a byte, with zero points, see `nibbles`. A weight may have a scale for each block of 128 rows and
+128 columns instead, see `block_scales`: loads in blocks multiply its elements, unless products scale the rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.block_scales import load_block_scales, widen_blocks
 from nki_kernels.dma import STATIC, transfer
 from nki_kernels.nibbles import NibbleMatrix, load_nibbles_into
 from nki_kernels.projection.block_loads import load_rows_into
@@ -32,14 +34,18 @@ class WeightMatrix(nl.NKIObject):
 
     scales: [1, N] float32 @ HBM, the number that each column of products is multiplied by; [E, 1, N] for a stack;
     None for a plain weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N]
-    uint8; else None. block_scales: of a stack, [E, ceil(K / 128), ceil(N / 128)] float32 @ HBM, the number that
-    multiplies each block of 128 rows and columns of an expert; None without.
+    uint8; else None. block_scales: the number that multiplies each block of 128 rows and columns, float32; of a stack
+    [E, ceil(K / 128), ceil(N / 128)] @ HBM, else [128, K block, column block] in SBUF; None without. scales_rows:
+    whether products multiply their rows by the block scales, so that loads leave the elements as they are. block_start:
+    position of column 0 in its block.
     """
 
     elements: nl.NkiTensor
     scales: nl.NkiTensor | None = None
     nibbles: NibbleMatrix | None = None
     block_scales: nl.NkiTensor | None = None
+    scales_rows: bool = False
+    block_start: int = 0
 
     def count_rows(self):
         """Return K, the rows of the weight, each element counted that a byte holds."""
@@ -57,7 +63,15 @@ class WeightMatrix(nl.NKIObject):
         if nibbles is not None:
             first, end = nibbles.find_packed_rows(rows)
             nibbles = nibbles.submatrix(rows, columns)
-        return WeightMatrix(self.elements[first:end, columns[0] : columns[1]], scales, nibbles)
+        elements = self.elements[first:end, columns[0] : columns[1]]
+        if self.block_scales is None:
+            return WeightMatrix(elements, scales, nibbles)
+        # Rows begin with a block.
+        start, stop = self.block_start + columns[0], self.block_start + columns[1]
+        block_scales = self.block_scales[
+            :, first // PARTITIONS : blocks(end), start // PARTITIONS : blocks(stop)
+        ]
+        return WeightMatrix(elements, None, None, block_scales, self.scales_rows, start % PARTITIONS)
 
 
 @dataclass
@@ -77,36 +91,81 @@ def select_columns(weight, first, end):
     return None if weight is None else weight.submatrix((0, weight.count_rows()), (first, end))
 
 
-def wrap_matrix(elements, scales=None, nibbles=None):
+def wrap_matrix(elements, scales=None, nibbles=None, block_scales=None):
     """Return a WeightMatrix of an array [K, N] and its scales [1, N] or None, both @ HBM; None for None.
 
-    nibbles: the NibbleMatrix of packed elements, or None.
+    nibbles: the NibbleMatrix of packed elements, or None. block_scales: [ceil(K / 128), ceil(N / 128)] @ HBM, which are
+    loaded here, or None.
     """
-    return None if elements is None else WeightMatrix(elements, scales, nibbles)
+    if elements is None:
+        return None
+    return WeightMatrix(
+        elements, scales, nibbles, None if block_scales is None else load_block_scales(block_scales)
+    )
 
 
-def wrap_operand(name, elements, depth, scales, zeros, nibble_dtype):
+def wrap_operand(name, elements, depth, scales, zeros, nibble_dtype, block_scales=None, most_blocks=0):
     """Return the WeightMatrix of a kernel's weight with `depth` rows, @ HBM; None for None.
 
-    Raises AssertionError for scales of other shapes or dtypes. `name` names the weight. The other arguments are those
-    of `describe_nibbles`.
+    Raises AssertionError for scales of other shapes or dtypes. `name` names the weight. block_scales, most_blocks:
+    arguments of `check_scales`. The other arguments are those of `describe_nibbles`.
     """
     nibbles = describe_nibbles(elements, depth, scales, zeros, nibble_dtype)
     if nibbles is not None and nibbles.scales is not None:
+        check_scales(name, elements, None, block_scales, most_blocks)
         check_group_scales(name, elements, depth, scales)
         return WeightMatrix(elements, None, nibbles)
-    check_scales(name, elements, scales)
-    return None if elements is None else WeightMatrix(elements, scales, nibbles)
+    check_scales(name, elements, scales, block_scales, most_blocks)
+    return wrap_matrix(elements, scales, nibbles, block_scales)
 
 
-def check_scales(name, elements, scales):
-    """Refuse scales of a weight [K, N] that are not float32 [1, N]; None is accepted for both."""
+def check_scales(name, elements, scales, block_scales=None, most_blocks=0):
+    """Refuse scales of a weight [K, N] that are not float32 [1, N], and wrong block scales; accept None for all.
+
+    A weight has scales or block scales, see `check_block_scales`.
+    """
+    check_block_scales(name, elements, block_scales, most_blocks)
     if scales is not None:
+        assert block_scales is None, f"{name} has scales and block scales; pass one of them"
         assert elements is not None, f"{name}_scales is given without {name}; leave it out"
         assert scales.shape == (1, elements.shape[1]) and scales.dtype == nl.float32, (
             f"{name}_scales is float32 [1, {elements.shape[1]}], one for each column of {name}, "
             f"not {scales.dtype} {scales.shape}"
         )
+
+
+def check_block_scales(name, elements, scales, most_blocks):
+    """Refuse block scales of a weight [K, N] that are not float32 [ceil(K / 128), ceil(N / 128)]; accept None for both.
+
+    Also refuse elements that do not have 8 bits, and more than `most_blocks` scales. elements, scales: @ HBM.
+    """
+    if scales is not None:
+        assert elements is not None, f"{name}_block_scales is given without {name}; leave it out"
+        assert is_fp8(elements.dtype) or elements.dtype == nl.int8, (
+            f"{name} with block scales is float8_e4m3, float8_e5m2 or int8, not {elements.dtype}"
+        )
+        shape = (blocks(elements.shape[0]), blocks(elements.shape[1]))
+        assert scales.shape == shape and scales.dtype == nl.float32, (
+            f"{name}_block_scales is float32 {shape}, one for each 128 rows and 128 columns of {name}, "
+            f"not {scales.dtype} {scales.shape}"
+        )
+        count = shape[0] * shape[1]
+        assert count <= most_blocks, (
+            f"{name}_block_scales has {count} scales; at most {most_blocks} stay in SBUF: cut {name} over more ranks"
+        )
+
+
+def has_block_scales(weights):
+    """Return whether one of a list of WeightMatrix has block scales."""
+    count = 0
+    for weight in weights:
+        count += 0 if weight.block_scales is None else 1
+    return count > 0
+
+
+def occupies_vector(weight):
+    """Return whether the Vector engine works on each loaded piece of a weight: it unpacks 4 bits or applies scales."""
+    return weight.nibbles is not None or (weight.block_scales is not None and not weight.scales_rows)
 
 
 def check_stack_scales(name, stack):
@@ -144,8 +203,9 @@ def choose_operand_dtype(weights, dtype):
     """Return the dtype in which a product with rows of `dtype` takes the elements of a list of WeightMatrix.
 
     It is that of the elements if they have fp8 in common and the rows have 16 bits: the Tensor engine pairs
-    these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert to it. All weights have 4 bits,
-    or none has; nibbles become float8_e4m3 unless their NibbleMatrix says otherwise or has scales of groups.
+    these, and float32 with nothing else. Otherwise it is `dtype`, and loads convert elements to it or multiply them
+    by block scales. All weights have 4 bits, or none has; nibbles become float8_e4m3 unless their NibbleMatrix says
+    otherwise or has scales of groups.
     """
     elements = weights[0].elements.dtype
     if weights[0].nibbles is not None:
@@ -154,7 +214,8 @@ def choose_operand_dtype(weights, dtype):
     if dtype == nl.float32 or not is_fp8(elements):
         return dtype
     for weight in weights:
-        if weight.elements.dtype != elements:
+        widens = weight.block_scales is not None and not weight.scales_rows
+        if weight.elements.dtype != elements or widens:
             return dtype
     return elements
 
@@ -170,6 +231,19 @@ def convert(dst, elements, weight):
     weight: the WeightMatrix they come from. Its scales are not applied: products apply them to their sums.
     """
     nisa.tensor_copy(dst=dst, src=elements)
+
+
+def convert_blocks(dst, elements, weight, first_block):
+    """Write loaded K blocks of a weight, from `first_block` on, to `dst` in dst's dtype, times its block scales if any.
+
+    dst, elements: SBUF tiles [k in block, K block, column] with all columns of the WeightMatrix.
+    """
+    if weight.block_scales is None:
+        convert(dst, elements, weight)
+    else:
+        depth = elements.shape[1]
+        scales = weight.block_scales[:, first_block : first_block + depth, :]
+        widen_blocks(dst, elements, scales, weight.block_start)
 
 
 def load_blocks(weight, dtype, queue):
@@ -204,11 +278,12 @@ def load_blocks_into(tile, weight, queue):
     load_rows_into(raw, elements, queue)
     full = elements.shape[0] // PARTITIONS
     if full > 0:
-        convert(tile[:, 0:full, :], raw[:, 0:full, :], weight)
+        convert_blocks(tile[:, 0:full, :], raw[:, 0:full, :], weight, 0)
     # Partitions behind the short block were not loaded, so its rows are converted apart.
     short = elements.shape[0] - full * PARTITIONS
     if short > 0:
-        convert(tile[0:short, full, :], raw[0:short, full, :], weight)
+        last = slice(full, full + 1)
+        convert_blocks(tile[0:short, last, :], raw[0:short, last, :], weight, full)
 
 
 def load_runs_into(tile, weight, first_block):

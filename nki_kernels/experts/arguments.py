@@ -13,8 +13,8 @@ import numpy as np
 
 from nki_kernels.experts.activation import CLAMPED, SIGMOID_SCALE
 from nki_kernels.mlp import activation_reference
-from nki_kernels.precision import widened
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
+from nki_kernels.precision import widen_blocks_reference, widened
+from nki_kernels.tiles import BANK, expect_dims
 from nki_kernels.weights import WeightMatrix, check_stack_scales
 
 MAX_ROW_BYTES = 16384
@@ -143,9 +143,7 @@ def widen_expert_reference(stack: WeightMatrix, expert: int) -> np.ndarray:
     """Return an expert's weight [K, N] of a stack of numpy arrays, its elements times their scales, in float32."""
     elements = stack.elements[expert]
     if stack.block_scales is not None:
-        depth, columns = elements.shape
-        by_row = np.repeat(stack.block_scales[expert], PARTITIONS, axis=0)[:depth]
-        return widened(elements, np.repeat(by_row, PARTITIONS, axis=1)[:, :columns])
+        return widen_blocks_reference(elements, stack.block_scales[expert])
     return widened(elements, None if stack.scales is None else stack.scales[expert])
 
 

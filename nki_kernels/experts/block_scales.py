@@ -14,10 +14,8 @@ A matmul contracts one K block, so its sums share one scale for each block of co
     prompts         128 elements: the weight is multiplied  each widened element to the rows' dtype
                     by the scale as it is loaded
 
-One element is one of each partition on the Vector engine, 1.04 ns. Reading a pair of blocks takes 46 ns on trn2 at 358
-GB/s, in bfloat16 92 ns.
-
-Scales are in SBUF as [partition, K block, column block], the same on every partition.
+`nki_kernels.block_scales` has the steps of the second and the third way, and the times of an element and of a pair of
+blocks. Scales are in SBUF as [partition, K block, column block], the same on every partition.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.block_scales import choose_engine, multiply_blocks
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 from nki_kernels.weights import convert, is_plain, view_expert
@@ -75,95 +74,25 @@ def load_expert_blocks(stack, expert, block_range, columns, dtype, scales, index
     if full > 0:
         pattern = [[pitch, PARTITIONS], [PARTITIONS * pitch, full], [1, width]]
         nisa.dma_copy(dst=raw[:, 0:full, :], src=view_expert(elements, expert, pattern, offset))
-    height = depth - (first_block + full) * PARTITIONS
-    short = full < end_block - first_block
-    if short:
-        pattern = [[pitch, height], [1, width]]
+    short_height = depth - (first_block + full) * PARTITIONS
+    if full < end_block - first_block:
+        pattern = [[pitch, short_height], [1, width]]
         source = view_expert(elements, expert, pattern, offset + full * PARTITIONS * pitch)
-        nisa.dma_copy(dst=raw[0:height, full, :], src=source)
+        nisa.dma_copy(dst=raw[0:short_height, full, :], src=source)
     if scales is None and is_plain(stack, dtype):
         return raw
     converted = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    column_blocks = (first_column // PARTITIONS, blocks(end_column))
-    if full > 0:
-        last = first_block + full
-        widen(
-            converted[:, 0:full, :],
-            raw[:, 0:full, :],
-            stack,
-            scales,
-            (first_block, last),
-            column_blocks,
-            index,
-        )
-    if short:
-        rows = slice(full, full + 1)
-        last = (first_block + full, end_block)
-        widen(converted[0:height, rows, :], raw[0:height, rows, :], stack, scales, last, column_blocks, index)
-    return converted
-
-
-def widen(dst, raw, stack, scales, k_blocks, column_blocks, index):
-    """Write loaded elements times their scales to `dst`, both SBUF tiles [k in block, K block, column].
-
-    Args:
-        stack: the `WeightMatrix` of the elements.
-        scales: of the whole weight in SBUF, or None to convert the elements alone.
-        k_blocks, column_blocks: ranges (first, end) of the weight's blocks that the tiles have.
-        index: see `load_expert_blocks`.
-    """
-    if scales is None:
-        convert(dst, raw, stack)
-        return
-    # On gen2 GpSimd and the Vector engine wait for each other at their port.
-    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
-    engine = nisa.engine.gpsimd if index % 2 == 1 and not gen2 else nisa.engine.vector
-    height, width = raw.shape[0], raw.shape[2]
-    first, end = k_blocks
-    factors = scales[0:height, first:end, column_blocks[0] : column_blocks[1]]
-    full = width // PARTITIONS
-    if full > 0:
-        used = full * PARTITIONS
-        factor = factors[:, :, 0:full].expand_dim(3).broadcast(3, PARTITIONS)
-        elements = raw[:, :, 0:used].reshape_dim(2, (full, PARTITIONS))
-        target = dst[:, :, 0:used].reshape_dim(2, (full, PARTITIONS))
-        nisa.tensor_tensor(dst=target, data1=elements, data2=factor, op=nl.multiply, engine=engine)
-    if full * PARTITIONS < width:
-        factor = factors[:, :, full : full + 1].broadcast(2, width - full * PARTITIONS)
-        columns = slice(full * PARTITIONS, width)
-        target, elements = dst[:, :, columns], raw[:, :, columns]
-        nisa.tensor_tensor(dst=target, data1=elements, data2=factor, op=nl.multiply, engine=engine)
-
-
-def copy_scaled_rows(x, scales, k_heights, index):
-    """Return rows times scales, a copy for each block of columns: [k in block, K block, column block, row] @ SBUF.
-
-    Args:
-        x: SBUF tile [k in block, K block, row], whose dtype the copies have.
-        scales: float32 [128, K block, column block] in SBUF, of the same K blocks.
-        k_heights: number of partitions of each K block; all but the last are equal.
-        index: number of the copies among those that are made one after the other: GpSimd makes one of GPSIMD_SHARE.
-    """
-    # On gen2 GpSimd and the Vector engine wait for each other at their port.
-    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
-    engine = nisa.engine.gpsimd if index % GPSIMD_SHARE == 1 and not gen2 else nisa.engine.vector
-    count, columns, rows = len(k_heights), scales.shape[2], x.shape[2]
-    copies = nl.ndarray((k_heights[0], count, columns, rows), dtype=x.dtype, buffer=nl.sbuf)
-    # Partitions behind a short last block are undefined, so that block is copied apart.
-    full = count if k_heights[count - 1] == k_heights[0] else count - 1
-    for first, end in ((0, full), (full, count)):
+    for first, end, height in ((0, full, raw.shape[0]), (full, end_block - first_block, short_height)):
         if end > first:
-            height = k_heights[first]
-            source = x[0:height, first:end, :].expand_dim(2).broadcast(2, columns)
-            factor = scales[0:height, first:end, :].expand_dim(3).broadcast(3, rows)
-            nisa.tensor_tensor(
-                dst=copies[0:height, first:end, :, :],
-                data1=source,
-                data2=factor,
-                op=nl.multiply,
-                engine=engine,
-            )
-    return copies
+            target, loaded = converted[0:height, first:end, :], raw[0:height, first:end, :]
+            if scales is None:
+                convert(target, loaded, stack)
+            else:
+                k_blocks = slice(first_block + first, first_block + end)
+                column_blocks = slice(first_column // PARTITIONS, blocks(end_column))
+                engine = choose_engine(index, 2)
+                multiply_blocks(target, loaded, scales[:, k_blocks, column_blocks], 0, engine)
+    return converted
 
 
 def accumulate_scaled_rows(bank, copies, tile, k_heights, first_column, accumulate):

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.block_scales import choose_engine, copy_scaled_rows
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
 from nki_kernels.experts.block_scales import (
+    GPSIMD_SHARE,
     MOST_SCALED_SUMS,
     accumulate_scaled_rows,
     add_block_products,
-    copy_scaled_rows,
 )
 from nki_kernels.experts.column_lines import ColumnFactors
 from nki_kernels.experts.weight_chunks import WeightChunk, take_tile
@@ -102,7 +103,9 @@ def multiply_block_columns(x, columns, first, end, hidden, layer):
         scales = columns.block_scales[:, k_first:k_end, first:end]
         copies = None
         if copies_rows:
-            copies = copy_scaled_rows(x[:, k_first:k_end, :], scales, k_heights, p)
+            copies = copy_scaled_rows(
+                x[:, k_first:k_end, :], scales, k_heights, choose_engine(p, GPSIMD_SHARE)
+            )
         for start, stop, height in split_by_height(width, first, end):
             target = sums[0:height, start - first : stop - first, :]
             if copies_rows:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.block_scales import choose_engine, copy_scaled_rows
 from nki_kernels.experts.block_scales import (
+    GPSIMD_SHARE,
     MOST_SCALED_SUMS,
     accumulate_scaled_rows,
     add_block_products,
-    copy_scaled_rows,
 )
 from nki_kernels.experts.chunk_products import GatedChunk, split_by_height
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, ranges
@@ -83,7 +84,8 @@ def add_down_of_scaled_rows(pending):
         panels = ranges(start, stop, per_bank)
         for n in range(len(panels)):  # n: blocks of H whose sums share a bank
             first, end = panels[n]
-            copies = copy_scaled_rows(gated.intermediate, scales[:, :, first:end], k_heights, n)
+            engine = choose_engine(n, GPSIMD_SHARE)
+            copies = copy_scaled_rows(gated.intermediate, scales[:, :, first:end], k_heights, engine)
             shape = (height, end - first, total.shape[2])
             bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
             for k in range(len(down)):  # k: block of F

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import divides_columns, find_core_columns, find_core_range, find_core_rows
+from nki_kernels.cores import divides_columns, find_core_blocks, find_core_range, find_core_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.nibbles import RUN_ROWS
 from nki_kernels.norms.norm import Norm
@@ -49,7 +49,7 @@ from nki_kernels.projection.row_groups import (
 from nki_kernels.projection.sequence import RowSource, provide_rows
 from nki_kernels.projection.static_rows import StaticIntermediates, StaticQuantiser
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
-from nki_kernels.weights import WeightMatrix, select_columns
+from nki_kernels.weights import WeightMatrix, has_block_scales, select_columns
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
@@ -74,6 +74,16 @@ class Weights(nl.NKIObject):
     b_gate: nl.NkiTensor | None
     b_up: nl.NkiTensor | None
     b_down: nl.NkiTensor | None
+
+    def list_gated(self):
+        """Return the WeightMatrix of gate, if there is one, and that of up."""
+        return [self.w_up] if self.w_gate is None else [self.w_gate, self.w_up]
+
+    def list_matrices(self):
+        """Return the WeightMatrix of gate, if there is one, and those of up and down."""
+        matrices = self.list_gated()
+        matrices.append(self.w_down)
+        return matrices
 
 
 @dataclass
@@ -195,33 +205,43 @@ class Prefetch(nl.NKIObject):
         self.transposed += len(tiles)
 
 
-def choose_inner_unit(w_down):
-    """Return the columns of the intermediate in whole units of which two cores divide it, for the WeightMatrix w_down.
+def find_inner_range(weights, core):
+    """Return (first, end) of the columns of the intermediate that physical core number `core` of two takes.
 
-    Packed rows of 4 bits are divided between runs, or, of fewer rows than two runs have, between blocks.
+    Those of weights with block scales are whole blocks. Packed rows of 4 bits are divided between runs, or, of fewer
+    rows than two runs have, between blocks. weights: Weights.
     """
-    if w_down.nibbles is None:
-        return INNER_UNIT
-    return RUN_ROWS if w_down.count_rows() > RUN_ROWS else PARTITIONS
+    inner = weights.w_down.count_rows()
+    if has_block_scales(weights.list_matrices()):
+        return find_core_blocks(inner, core)
+    unit = INNER_UNIT
+    if weights.w_down.nibbles is not None:
+        unit = RUN_ROWS if inner > RUN_ROWS else PARTITIONS
+    return find_core_range(inner, unit, core)
 
 
-def assign_core_share(tokens, hidden, w_down, ranks):
+def assign_core_share(tokens, hidden, weights, ranks):
     """Return the CoreShare of this core: which rows and columns of an MLP it computes.
 
     All of them on one core. Two cores take half of the rows each; up to 128 rows, they take half of the
     columns of the intermediate and of y each, and exchange their intermediates.
 
-    tokens: number of rows, those of all ranks together. hidden: columns of x. w_down: its WeightMatrix. ranks: over how
+    tokens: number of rows, those of all ranks together. hidden: columns of x. weights: Weights. ranks: over how
     many ranks the rows are cut.
     """
-    inner, unit = w_down.count_rows(), choose_inner_unit(w_down)
+    inner_columns, columns = (0, weights.w_down.count_rows()), (0, hidden)
     exchanges = divides_columns(tokens)
+    if exchanges:
+        inner_columns = find_inner_range(weights, nl.program_id(0))
+        columns = find_core_range(hidden, BANK, nl.program_id(0))
+        if has_block_scales(weights.list_matrices()):
+            columns = find_core_blocks(hidden, nl.program_id(0))
     return CoreShare(
         find_core_rows(tokens // ranks, ranks),
-        find_core_columns(tokens, inner, unit),
-        find_core_columns(tokens, hidden, BANK),
+        inner_columns,
+        columns,
         exchanges,
-        find_core_range(inner, unit, 0)[1] if exchanges else 0,
+        find_inner_range(weights, 0)[1] if exchanges else 0,
     )
 
 
@@ -244,9 +264,9 @@ def build_gated_product(weights, columns, activation, in_runs):
     128); else it is on partition h % 128, block h // 128.
     """
     first, end = columns
-    matrices = [select_columns(weights.w_up, first, end)]
-    if weights.w_gate is not None:
-        matrices = [select_columns(weights.w_gate, first, end), select_columns(weights.w_up, first, end)]
+    matrices = []
+    for weight in weights.list_gated():
+        matrices.append(select_columns(weight, first, end))
     b_gate = None if weights.b_gate is None else weights.b_gate[:, first:end]
     b_up = None if weights.b_up is None else weights.b_up[:, first:end]
     biases = [load_bias_columns(b_gate), load_bias_columns(b_up)]
@@ -255,15 +275,16 @@ def build_gated_product(weights, columns, activation, in_runs):
     )
 
 
-def cut_down_weight(w_down, core):
+def cut_down_weight(weights, core):
     """Return w_down for this core's columns of y: a list of WeightMatrix, one for each core's part of the intermediate.
 
     The first has the rows that meet this core's columns of the intermediate. A second one has the rows that
-    meet the other core's columns, if the cores exchange their intermediates.
+    meet the other core's columns, if the cores exchange their intermediates. weights: Weights.
     """
+    w_down = weights.w_down
     matrices = [w_down.submatrix(core.inner_columns, core.columns)]
     if core.exchanges:
-        rows_of_other = find_core_range(w_down.count_rows(), choose_inner_unit(w_down), 1 - nl.program_id(0))
+        rows_of_other = find_inner_range(weights, 1 - nl.program_id(0))
         matrices.append(w_down.submatrix(rows_of_other, core.columns))
     return matrices
 
@@ -315,7 +336,7 @@ def prepare_rows(ffn, groups):
         return buffers
     rows = ffn.rows.all_rows
     columns = rows.shape[0]
-    if ffn.groups is not None:
+    if ffn.groups is not None and not ffn.down.weight.matrices[0].scales_rows:
         columns = ffn.groups.width
     elif ffn.gated.layout is not None:
         columns = ffn.gated.layout.width
@@ -325,6 +346,8 @@ def prepare_rows(ffn, groups):
     if ffn.groups is None:
         keep_residual_rows(ffn.down, residual_rows)
     else:
+        if ffn.down.weight.matrices[0].scales_rows:
+            residual_rows = None  # GpSimd would copy them while copies of rows wait for it
         ffn.grouped = load_operands(ffn.down, ffn.groups, residual_rows)
     return RowBuffers([], x, PARTITIONS)
 

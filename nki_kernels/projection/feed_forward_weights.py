@@ -10,13 +10,16 @@ from nki_kernels.nibbles import count_stored_rows as count_nibble_rows
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.projection.mx_operands import stores_mx, wrap_mx_matrix
 from nki_kernels.tiles import MAX_ROW_BYTES, expect_hidden
-from nki_kernels.weights import is_e4m3, wrap_operand
+from nki_kernels.weights import has_block_scales, is_e4m3, wrap_operand
 
 MAX_MXFP8_HIDDEN = 8192
 """Largest hidden size beside weights in MXFP8, of which SBUF holds 512 columns of gate and up at a time."""
 
+MOST_BLOCKS = 4096
+"""Most blocks of a weight with a scale each: 16 KiB of each partition for each of three weights."""
 
-def wrap_weights(sizes, elements, scales, zeros, biases, nibble_dtype, quantises_rows):
+
+def wrap_weights(sizes, elements, scales, zeros, block_scales, biases, nibble_dtype, quantises_rows):
     """Return the Weights of a block: WeightMatrix records, or MxMatrix records of weights in an MX format.
 
     Raises AssertionError if scales or zero points do not fit their weights, if the weights are packed in part, or if
@@ -24,7 +27,7 @@ def wrap_weights(sizes, elements, scales, zeros, biases, nibble_dtype, quantises
 
     Args:
         sizes: (H, F).
-        elements, scales, zeros: those of w_gate, w_up and w_down @ HBM, or None.
+        elements, scales, zeros, block_scales: those of w_gate, w_up and w_down @ HBM, or None.
         biases: b_gate, b_up and b_down @ HBM, or None.
         nibble_dtype, quantises_rows: arguments of `mlp`.
     """
@@ -36,6 +39,9 @@ def wrap_weights(sizes, elements, scales, zeros, biases, nibble_dtype, quantises
         )
         assert zeros == (None, None, None), (
             "zero points are those of weights of 4 bits; leave them out beside MX"
+        )
+        assert block_scales == (None, None, None), (
+            "block scales are those of weights of 8 bits; leave them out beside MX"
         )
         most = MAX_MXFP8_HIDDEN if elements[1].dtype == nl.uint32 else 2 * MAX_MXFP8_HIDDEN
         assert sizes[0] <= most, (
@@ -52,7 +58,14 @@ def wrap_weights(sizes, elements, scales, zeros, biases, nibble_dtype, quantises
     for index in range(len(names)):
         matrices.append(
             wrap_operand(
-                names[index], elements[index], depths[index], scales[index], zeros[index], nibble_dtype
+                names[index],
+                elements[index],
+                depths[index],
+                scales[index],
+                zeros[index],
+                nibble_dtype,
+                block_scales[index],
+                MOST_BLOCKS,
             )
         )
     weights = Weights(matrices[0], matrices[1], matrices[2], biases[0], biases[1], biases[2])
@@ -76,6 +89,8 @@ def check_arguments(x, weights, norm):
     )
     norm.check(hidden)
     wide_rows = norm.bias is not None or weights.b_down is not None or norm.offset != 0.0
+    # Block scales stay in SBUF beside the rows.
+    wide_rows = wide_rows or (not stores_mx(w_up) and has_block_scales(weights.list_matrices()))
     expect_hidden(
         "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
     )

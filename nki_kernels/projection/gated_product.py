@@ -24,6 +24,7 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.norms.runs import RowFactors
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
+from nki_kernels.projection.scaled_rows import copy_rows, select_block
 from nki_kernels.projection.stacks import SpreadRows
 from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
@@ -33,6 +34,7 @@ from nki_kernels.weights import (
     is_plain,
     load_blocks_into,
     load_runs_into,
+    occupies_vector,
     select_columns,
 )
 
@@ -149,7 +151,7 @@ def allocate_unit(product, first_column, rows):
     """
     end_column = min(product.inner, first_column + count_unit_columns(product, rows))
     width = end_column - first_column
-    packed = count_packed_columns(width) if len(product.weights) == 2 else 0
+    packed = count_packed_columns(width) if packs_tail(product.weights) else 0
     full_width = width - packed
     blocks_per_bank = BANK // rows
     banks = []
@@ -181,6 +183,14 @@ def count_packed_columns(width):
     return short if short == PARTITIONS // 2 or short == PARTITIONS // 4 else 0
 
 
+def packs_tail(weights):
+    """Return whether a short last block of gate and up shares a bank: not with block scales, which gate and up have.
+
+    weights: those of a GatedProduct.
+    """
+    return len(weights) == 2 and weights[0].block_scales is None and weights[1].block_scales is None
+
+
 def needs_tail_in_both_halves(weights):
     """Return whether the last block of the intermediate has 64 columns and has to be on both halves of the partitions.
 
@@ -188,7 +198,7 @@ def needs_tail_in_both_halves(weights):
     next product then multiplies it for two row tiles at once. weights: those of a GatedProduct.
     """
     inner = weights[0].elements.shape[1]
-    return len(weights) == 2 and inner > PARTITIONS and count_packed_columns(inner) == PARTITIONS // 2
+    return packs_tail(weights) and inner > PARTITIONS and count_packed_columns(inner) == PARTITIONS // 2
 
 
 def compute_unit(product, intermediate, x, first_column, planned_loads, next_column=None, next_chunk=None):
@@ -204,12 +214,12 @@ def compute_unit(product, intermediate, x, first_column, planned_loads, next_col
         first_column: a multiple of the columns of a unit.
         planned_loads: PlannedLoads for later work, which are issued evenly between the loads of the weights.
         next_column: first column of the next unit for as many rows; None for none. next_chunk: ChunkStart of the next
-            chunk, or None. Their first pieces are loaded before the sums are read out if the weights have 4 bits: the
-            Vector engine unpacks them while it would wait for the sums.
+            chunk, or None. Their first pieces are loaded before the sums are read out if `occupies_vector`: the Vector
+            engine works on them while it would wait for the sums.
     """
     unit = allocate_unit(product, first_column, x.shape[2])
     accumulate(unit, product, x, planned_loads)
-    if product.weights[0].nibbles is not None:
+    if occupies_vector(product.weights[0]):
         if next_column is not None:
             end_column = min(product.inner, next_column + count_unit_columns(product, x.shape[2]))
             following = GatedUnit(next_column, end_column, 0, 1, [], None)
@@ -253,6 +263,9 @@ def accumulate(unit, product, x, planned_loads):
         # The queue is served in order, so loads for later work follow the piece that the next matmuls wait for.
         trigger_loads(planned_loads[triggered:due], STATIC)
         triggered = due
+        copies = None
+        if product.weights[0].scales_rows:
+            copies = copy_rows(x, select_unit_columns(unit, product), (first_block, end_block), hidden)
         # All banks of the unit take a K block before the next one, so that a loaded piece is read once and released.
         for k in range(first_block, end_block):  # k: K block
             used = count_block_partitions(hidden, k, product.in_runs)
@@ -262,7 +275,8 @@ def accumulate(unit, product, x, planned_loads):
                     pair = piece[:, :, k - first_block : k - first_block + 2, :]
                     add_block_pair(unit, pair, x[:, k : k + 2, :], k > 0)
                 continue
-            add_block(unit, piece[0:used, :, k - first_block, :], x[0:used, k, :], k > 0)
+            stationary, block = piece[0:used, :, k - first_block, :], k - first_block
+            add_block(unit, stationary, x[0:used, k, :], k > 0, select_block(copies, block, used))
     if packed:
         zero_points = load_zero_points(select_unit_columns(unit, product), operand_dtype)
         add_block(unit, zero_points, product.find_negated_sums(x), True)
@@ -292,10 +306,11 @@ def add_block_pair(unit, stationary, moving, accumulate):
             )
 
 
-def add_block(unit, stationary, moving, accumulate):
+def add_block(unit, stationary, moving, accumulate, copies=None):
     """Add the products of one block of the contraction to the banks of a GatedUnit; write them unless `accumulate`.
 
     stationary: [h in block, weight, column] in SBUF, the unit's columns of the weights. moving: [h in block, row].
+    copies: for each weight [h in block, column block, row] in SBUF, which take the place of `moving`; or None.
     """
     rows = moving.shape[1]
     for side in range(len(unit.banks)):  # gate, up
@@ -307,7 +322,7 @@ def add_block(unit, stationary, moving, accumulate):
             nisa.nc_matmul(
                 dst=bank[0 : end - column, start : start + rows],
                 stationary=stationary[:, side, column:end],
-                moving=moving,
+                moving=moving if copies is None else copies[side][:, block, :],
                 accumulate=accumulate,
             )
     if unit.packed_bank is not None:
@@ -337,6 +352,8 @@ def count_piece_blocks(product, width, dtype):
     if product.weights[0].nibbles is not None:
         # Nibbles with scales of groups become as many bytes as plain weights, and the scales as many again.
         return choose_packed_blocks((2 if product.weights[0].adds_zero_points() else 1) * most // width)
+    if occupies_vector(product.weights[0]):
+        most = 2 * most
     blocks_per_piece = max(1, most // width)
     return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(dtype) else blocks_per_piece
 

@@ -21,6 +21,7 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.nibbles import choose_packed_blocks
+from nki_kernels.projection.scaled_rows import COPIES_AHEAD, RowCopies, add_scaled_piece, create_row_copies
 from nki_kernels.projection.stacks import (
     StackedSums,
     choose_nibble_dtype,
@@ -28,7 +29,7 @@ from nki_kernels.projection.stacks import (
 )
 from nki_kernels.projection.sums import OutputChunk
 from nki_kernels.projection.zero_points import load_zero_points
-from nki_kernels.tiles import BANK, PARTITIONS, blocks
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank
 from nki_kernels.weights import WeightMatrix, choose_operand_dtype, load_blocks_into
 
 PIECE_ELEMENTS = 1024
@@ -36,6 +37,9 @@ PIECE_ELEMENTS = 1024
 
 PACKED_ELEMENTS = 8 * PIECE_ELEMENTS
 """Elements per partition of one loaded piece of a weight of 4 bits: as few instructions as memory allows unpack it."""
+
+COPY_SHARE = 2
+"""The Vector engine copies one of so many groups of sums over ranks, the Scalar engine the others."""
 
 
 @dataclass
@@ -66,12 +70,14 @@ class GroupLayout(nl.NKIObject):
 class GroupedOperands(nl.NKIObject):
     """Operands in SBUF, [partition, chunk, column of the group]: float32 scales and the residual, or None for either.
 
-    lines: of a weight of 4 bits the scales on the first partition of each quadrant, until `spread` has run; else None.
+    copies: RowCopies of a product with block scales, else None. lines: of a weight of 4 bits the scales on the first
+    partition of each quadrant, until `spread` has run; else None.
     """
 
     scales: nl.NkiTensor | None
     residual: nl.NkiTensor | None
     lines: nl.NkiTensor | None = None
+    copies: RowCopies | None = None
 
     def spread(self):
         """Copy the scales to all partitions, if that is still to do."""
@@ -88,17 +94,18 @@ def choose_group_width(rows):
     return PARTITIONS // 2 if rows <= PARTITIONS // 2 else PARTITIONS
 
 
-def plan_groups(rows, columns):
+def plan_groups(rows, columns, unit=1):
     """Return the GroupLayout of `columns` columns of y for `rows` rows; None if there is none.
 
-    There is none for more than 64 rows, and where no number of chunks cuts the columns into equal parts.
+    There is none for more than 64 rows, and where no number of chunks cuts the columns into equal parts of whole units
+    of `unit` columns.
     """
     width = choose_group_width(rows)
     groups = PARTITIONS // width
     fewest = blocks(columns, groups * BANK)
     if groups > 1:
         for chunks in range(fewest, 2 * fewest + 1):
-            if columns % (groups * chunks) == 0:
+            if columns % (groups * chunks * unit) == 0:
                 return GroupLayout(width, chunks, columns // (groups * chunks))
     return None
 
@@ -111,7 +118,7 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
     loads, so that the first weights do not wait behind them.
     """
     rows, shape = product.y.shape[0], (PARTITIONS, layout.chunks, layout.size)
-    residual, scales, lines = None, None, None
+    residual, scales, lines, copies = None, None, None, None
     # The Vector engine unpacks weights of 4 bits, and GpSimd and its fast modes exclude each other.
     is_packed = product.weight.matrices[0].nibbles is not None
     fill_engine = nisa.engine.vector if is_packed else nisa.engine.gpsimd
@@ -128,6 +135,14 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
             transfer(lines[first : first + 1, :, :], row, queue)
         if not is_packed:
             spread_lines(scales, lines)
+            lines = None
+    elif product.weight.matrices[0].scales_rows:
+        piece = list_pieces(product, layout)[0].matrix
+        columns = blocks(layout.count_columns())
+        height = min(PARTITIONS, piece.count_rows())
+        copies = create_row_copies(
+            (height, blocks(piece.count_rows()), columns, layout.width), product.y.dtype
+        )
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None and residual_rows is None:
@@ -139,7 +154,7 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
                 nisa.activation(dst=target, op=nl.copy, data=source)
             else:
                 nisa.tensor_copy(dst=target, src=source, engine=nisa.engine.gpsimd)
-    return GroupedOperands(scales, residual, lines if is_packed else None)
+    return GroupedOperands(scales, residual, lines, copies)
 
 
 def spread_lines(dst, lines):
@@ -214,12 +229,15 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
         loaded: list of the first pieces of the weight, as far as they are in SBUF; it is emptied. None for none.
     """
     pieces = list_pieces(product, layout)
-    # The Vector engine unpacks the next piece before it reads out a chunk, for which it waits.
-    ahead = 0 if product.weight.matrices[0].nibbles is None else 1
+    # The Vector engine unpacks the next piece, or copies its rows, before it reads out a chunk, for which it waits.
+    is_packed, scales_rows = product.weight.matrices[0].nibbles is not None, operands.copies is not None
+    ahead = 1 if is_packed else 0
+    if scales_rows:
+        ahead = COPIES_AHEAD
     loaded = [] if loaded is None else loaded
-    bank, zero_points, stacks = None, [], []
+    bank, zero_points, stacks, copies = None, [], [], []
     adds_zero_points = product.weight.matrices[0].adds_zero_points()
-    scales_groups = ahead > 0 and not adds_zero_points
+    scales_groups = is_packed and not adds_zero_points
     for index in range(len(pieces)):
         piece = pieces[index]
         if piece.is_first:
@@ -230,7 +248,12 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
             if following == index + len(loaded):
                 x = x_parts[pieces[following].matrix_index]
                 loaded.append(pieces[following].load(x.shape[0], x.dtype))
-        if scales_groups:
+            if scales_rows and following == index + len(copies):
+                copies.append(copy_piece_rows(product, operands, pieces[following], x_parts))
+        if scales_rows:
+            depth = piece.matrix.count_rows()
+            add_scaled_piece(bank, copies.pop(0), loaded.pop(0), depth, not piece.is_first, layout)
+        elif scales_groups:
             add_stacked_piece(bank, piece, loaded.pop(0), stacks.pop(0), layout)
         else:
             add_piece(bank, product, piece, loaded.pop(0), x_parts, layout)
@@ -251,6 +274,15 @@ def multiply_in_groups(product, operands, x_parts, layout, loaded=None):
                 store_chunk(product, operands, bank, piece.chunk, layout)
             else:
                 append_chunk(product, operands, bank, piece.chunk, layout)
+
+
+def copy_piece_rows(product, operands, piece, x_parts):
+    """Return copies of the rows that a ChunkPiece multiplies, times its block scales, see `RowCopies.make`.
+
+    The other arguments are those of `multiply_in_groups`.
+    """
+    x = x_parts[piece.matrix_index][:, :, 0 : product.y.shape[0]]
+    return operands.copies.make(x, piece.matrix, piece.first_block)
 
 
 def add_piece(bank, product, piece, tile, x_parts, layout):
@@ -342,13 +374,14 @@ def append_chunk(product, operands, bank, chunk, layout):
     appended.total = nl.ndarray((rows, 1, width), dtype=product.y.dtype, buffer=nl.sbuf)
     for group in range(layout.count_groups()):
         partition = group * layout.width
-        dst = appended.partial[:, 0, group * layout.size : (group + 1) * layout.size]
+        target = appended.partial[:, 0, group * layout.size : (group + 1) * layout.size]
         sums = bank[partition : partition + rows, :]
         if operands.scales is None:
-            nisa.activation(dst=dst, op=nl.copy, data=sums)
+            # The Vector engine is busy with scales of groups, so that the Scalar engine copies all sums then.
+            copy_bank(target, sums, group, 0 if operands.copies is None else COPY_SHARE)
             continue
         scales = operands.scales[partition : partition + rows, chunk, :]
-        nisa.tensor_tensor(dst=dst, data1=sums, data2=scales, op=nl.multiply)
+        nisa.tensor_tensor(dst=target, data1=sums, data2=scales, op=nl.multiply)
     product.rank_sum.append(appended)
 
 

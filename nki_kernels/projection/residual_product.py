@@ -24,6 +24,7 @@ from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
+from nki_kernels.projection.scaled_rows import accumulate_scaled
 from nki_kernels.projection.sums import OutputChunk, RankSum
 from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import (
@@ -35,7 +36,14 @@ from nki_kernels.tiles import (
     load_repeated,
     shuffle_row,
 )
-from nki_kernels.weights import choose_operand_dtype, is_e4m3, load_blocks, load_blocks_into, select_columns
+from nki_kernels.weights import (
+    choose_operand_dtype,
+    is_e4m3,
+    load_blocks,
+    load_blocks_into,
+    occupies_vector,
+    select_columns,
+)
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
@@ -182,14 +190,9 @@ def count_chunk_columns(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, count_tile_rows(ranks)))
 
 
-def count_packed_blocks(matrix, width):
-    """Return how many K blocks of `width` columns of a packed WeightMatrix make a piece."""
-    return choose_packed_blocks((PACKED_ELEMENTS if matrix.adds_zero_points() else PIECE_ELEMENTS) // width)
-
-
 @dataclass
 class ChunkStart(nl.NKIObject):
-    """The first piece of a chunk whose weight has 4 bits, to be unpacked ahead.
+    """The first piece of a chunk, to be loaded ahead, because the Vector engine works on it, see `occupies_vector`.
 
     product: ResidualProduct. x_parts: its rows, see `compute_chunk`. first_column: the chunk's. piece: WeightPiece once
     `load` has run, else None.
@@ -201,20 +204,36 @@ class ChunkStart(nl.NKIObject):
     piece: WeightPiece | None = None
 
     def load(self):
-        """Load and unpack the piece, unless that is done."""
+        """Load the piece, unless that is done."""
         if self.piece is None:
             weight, x = self.product.weight, self.x_parts[0]
             ranks = self.product.rank_sum.sequence_ranks
             end = self.first_column + count_chunk_columns(x.shape[2], ranks)
             columns = (self.first_column, min(self.product.y.shape[1], end))
-            count = count_packed_blocks(weight.matrices[0], columns[1] - columns[0])
+            count = count_piece_blocks(weight, 0, columns[1] - columns[0], x)
             self.piece = load_piece(weight.matrices[0], weight, 0, count, columns, x)
 
 
+def count_piece_blocks(weight, index, width, x):
+    """Return how many K blocks of `width` columns of a matrix make a piece for rows x.
+
+    index: index of the matrix among those of the MovingWeight `weight`.
+    """
+    matrix = weight.matrices[index]
+    if matrix.nibbles is not None:
+        elements = PACKED_ELEMENTS if matrix.adds_zero_points() else PIECE_ELEMENTS
+        return choose_packed_blocks(elements // width)
+    if weight.resident_tiles is not None:
+        return blocks(matrix.count_rows())
+    elements = 2 * PIECE_ELEMENTS if occupies_vector(matrix) else PIECE_ELEMENTS
+    blocks_per_piece = max(1, elements // width)
+    return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(x.dtype) else blocks_per_piece
+
+
 def plan_chunk_start(product, x_parts, first_column):
-    """Return the ChunkStart of a chunk of a ResidualProduct; None unless its weight has 4 bits and is not resident."""
+    """Return the ChunkStart of a chunk of a ResidualProduct; None if its weight is resident or needs no work ahead."""
     weight = product.weight
-    if weight.matrices[0].nibbles is None or weight.resident_tiles is not None:
+    if not occupies_vector(weight.matrices[0]) or weight.resident_tiles is not None:
         return None
     return ChunkStart(product, x_parts, first_column)
 
@@ -238,9 +257,10 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
     rows = x_parts[0].shape[2]
     chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
-    group_width = (
-        PARTITIONS if product.scales is None or is_e4m3(x_parts[0].dtype) else choose_group_width(rows)
-    )
+    in_groups = product.scales is not None or weight.matrices[0].scales_rows
+    group_width = PARTITIONS
+    if in_groups and not is_e4m3(x_parts[0].dtype):
+        group_width = choose_group_width(rows)
     if weight.matrices[0].adds_zero_points():
         # Before the products, so that their last ones do not wait for the sums.
         product.find_negated_sums(x_parts)
@@ -248,11 +268,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
     for index in range(len(x_parts)):
         x = x_parts[index]
         k_blocks = blocks(weight.matrices[index].count_rows())
-        blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
-        if is_e4m3(x.dtype):
-            blocks_per_piece += blocks_per_piece % 2
-        if weight.matrices[index].nibbles is not None:
-            blocks_per_piece = count_packed_blocks(weight.matrices[index], width)
+        blocks_per_piece = count_piece_blocks(weight, index, width, x)
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
             piece = start.piece if start is not None and index == 0 and k == 0 else None
             if piece is None:
@@ -260,7 +276,10 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
             if rank_sum.replica_group is None:
                 chunk.load_residual(rank_sum.sequence_ranks)
-            if group_width < PARTITIONS:
+            if weight.matrices[index].scales_rows:
+                matrix = select_columns(weight.matrices[index], chunk.columns[0], chunk.columns[1])
+                accumulate_scaled(accumulators, x, piece, matrix, index > 0, group_width)
+            elif group_width < PARTITIONS:
                 accumulate_in_groups(accumulators, x, piece, index > 0, group_width)
             else:
                 accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)

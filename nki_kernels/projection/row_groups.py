@@ -178,5 +178,10 @@ def item_bytes(dtype):
 
 
 def count_bytes(tile):
-    """Return the bytes that an SBUF tile [row, column] takes of each partition; 0 for None."""
-    return 0 if tile is None else tile.shape[1] * item_bytes(tile.dtype)
+    """Return the bytes that an SBUF tile takes of each partition; 0 for None."""
+    if tile is None:
+        return 0
+    elements = 1
+    for size in tile.shape[1:]:
+        elements *= size
+    return elements * item_bytes(tile.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -242,6 +243,18 @@ def quantise(weight: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.nda
     return (np.rint(quotients) if elements == INT8 else quotients).astype(elements), scales
 
 
+def quantise_blocks(weight: np.ndarray, elements: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return elements [K, N] and scales [ceil(K / 128), ceil(N / 128)], which differ by factors of up to 8."""
+    largest = 127 if elements == INT8 else float(ml_dtypes.finfo(elements).max)
+    depth, columns = weight.shape
+    starts = np.arange(0, depth, 128), np.arange(0, columns, 128)
+    most = np.maximum.reduceat(np.maximum.reduceat(np.abs(weight), starts[0], 0), starts[1], 1)
+    scales = (most / largest * np.random.default_rng(17).uniform(1, 8, most.shape)).astype(F32)
+    scales[scales == 0] = 1
+    quotients = weight / scales[np.arange(depth)[:, None] // 128, np.arange(columns) // 128]
+    return (np.rint(quotients) if elements == INT8 else quotients).astype(elements), scales
+
+
 def quantised_block(
     tokens: int = 3,
     hidden: int = 24,
@@ -253,12 +266,18 @@ def quantised_block(
     norm_weight: bool = True,
     norm_bias: bool = False,
     row_gate: bool = False,
+    blocks: Any = (),
 ) -> tuple[Any, ...]:
-    """Return the arguments of a block whose matrices have 8 bits; `elements` is their dtype."""
+    """Return the arguments of a block whose matrices have 8 bits; `elements` is their dtype.
+
+    The matrices in `blocks` have a scale for each 128 rows and columns, the others one for each column.
+    """
     plain = block(tokens, hidden, inner, dtype, F32, w_gate, biases, norm_weight, norm_bias, row_gate)
     arguments = named(kernels.mlp, plain)
     for name in QUANTISED:
-        if arguments[name] is not None:
+        if arguments[name] is not None and name in blocks:
+            arguments[name], arguments[f"{name}_block_scales"] = quantise_blocks(arguments[name], elements)
+        elif arguments[name] is not None:
             arguments[name], arguments[f"{name}_scales"] = quantise(arguments[name], elements)
     for name, argument in arguments.items():
         if isinstance(argument, np.ndarray) and argument.shape[0] == 1 and not name.endswith("_scales"):
@@ -326,6 +345,96 @@ class TestQuantisedMlp(KernelTests):
     )
 
 
+BLOCK_SCALED_WEIGHTS = WEIGHTS | dict(w_gate_block_scales=1, w_up_block_scales=1, w_down_block_scales=0)
+
+
+class TestBlockScaledMlp(KernelTests):
+    """Weights of 8 bits with a scale for each 128 rows and columns, which multiplies copies of up to 64 rows."""
+
+    case = KernelCase(
+        kernels.mlp,
+        partial(quantised_block, blocks=QUANTISED),
+        values=[
+            *vary(tokens=[1, 40], hidden=[127, 128, 129, 300], inner=[127, 128, 129, 300]),
+            *vary(tokens=[3, 32, 33, 64, 65, 128, 129, 300], hidden=264, inner=200, elements=[FP8, INT8]),
+            *vary(tokens=[5, 600], hidden=136, inner=200, dtype=F32, elements=[FP8, INT8]),
+            *vary(tokens=[2, 64, 300], hidden=136, inner=[64, 160, 320], biases=True),
+            *vary(tokens=[5, 40], hidden=264, inner=140, norm_weight=[True, False], w_gate=[True, False]),
+            *vary(tokens=[5, 140], hidden=136, inner=140, norm_bias=[True, False], norm_offset=[0.0, 1.0]),
+            *vary(tokens=[5, 140], hidden=136, inner=140, row_gate=True),
+            *vary(tokens=[5, 140], hidden=136, inner=140, residual=False),
+            *vary(
+                tokens=[5, 140], hidden=136, inner=140, blocks=[QUANTISED[:1], QUANTISED[:2], QUANTISED[2:]]
+            ),
+            *vary(tokens=[5, 530], hidden=2600, inner=130),
+            dict(tokens=3, hidden=136, inner=2200),
+        ],
+        every_chip=[*vary(tokens=[5, 40, 130], hidden=136, inner=172, elements=[FP8, INT8])],
+        refusals=[
+            refuse(
+                "w_up_block_scales is float32 (1, 2), one for each 128 rows and 128 columns of w_up, not float32",
+                dict(inner=200),
+                w_up_block_scales=normal(1, 1, 1),
+            ),
+            refuse(
+                "w_down_block_scales is float32 (1, 1), one for each 128 rows and 128 columns of w_down, not bfloat16",
+                w_down_block_scales=lambda scales: scales.astype(BF16),
+            ),
+            refuse(
+                "w_up with block scales is float8_e4m3, float8_e5m2 or int8, not bfloat16",
+                w_up=lambda weight: weight.astype(BF16),
+            ),
+            refuse("w_up has scales and block scales; pass one of them", w_up_scales=normal(1, 1, 40)),
+            refuse(
+                "w_gate_block_scales is given without w_gate; leave it out",
+                dict(w_gate=False),
+                w_gate_block_scales=normal(1, 1, 1),
+            ),
+            refuse(
+                "quantises_rows takes float8_e4m3 weights or int8 weights, all with scales",
+                quantises_rows=True,
+            ),
+        ],
+        fits=[
+            *vary(tokens=[1, 65, 300], hidden=8192, inner=200),
+            *slow(
+                *vary(tokens=[1, 65, 512], hidden=8192, inner=8192, dtype=[*DTYPES]),
+                dict(tokens=512, hidden=4096, inner=16384),
+                dict(tokens=512, hidden=4096, inner=8192, biases=True, norm_bias=True),
+            ),
+        ],
+        limits=[
+            limit("inner", 8192, "has 4160 scales; at most 4096 stay", step=128, dry=True, hidden=8192),
+            limit("hidden", 8192, "mlp takes a hidden size of at most 8192, not 8193", dry=True),
+        ],
+        two_sums=[
+            *vary(tokens=[1, 64, 129, 300], hidden=[130, 200], inner=[40, 172]),
+            *vary(tokens=[5, 70], hidden=640, inner=[130, 896]),
+        ],
+        ranks=[
+            *(
+                Ranks(ranks, BLOCK_SCALED_WEIGHTS, dict(tokens=tokens, hidden=40, inner=128 * ranks))
+                for ranks in (2, 4)
+                for tokens in (9, 140)
+            ),
+            Ranks(
+                2,
+                BLOCK_SCALED_WEIGHTS | dict(x=0),
+                dict(tokens=258, hidden=72, inner=256),
+                dict(sequence_ranks=2),
+                joined=True,
+                alike=False,
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("tokens", [5, 64, 130])
+def test_block_scales_of_e4m3fn_on_a_chip_that_multiplies_it(tokens: int) -> None:
+    elements = np.dtype(ml_dtypes.float8_e4m3fn)
+    TestBlockScaledMlp.case.check(dict(tokens=tokens, hidden=264, inner=300, elements=elements), "trn3")
+
+
 @pytest.mark.slow
 def test_groups_follow_one_another_on_a_chip_where_two_do_not_fit() -> None:
     """trn3 has room for two, and the same sums."""
@@ -341,6 +450,7 @@ def test_no_finding_in_groups_of_rows(target: str) -> None:
             run(kernels.mlp, block(*sizes, BF16), target)
         for tokens in (5, 40, 140):
             run(kernels.mlp, quantised_block(tokens, 136, 300), target)
+            run(kernels.mlp, quantised_block(tokens, 136, 300, blocks=QUANTISED), target)
 
     assert find_faults(launches) == []
 

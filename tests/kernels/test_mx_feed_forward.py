@@ -311,6 +311,7 @@ REFUSALS = [
     ("mlp takes a hidden size of at most 8192 in this MX format, not 8224", dict(hidden=8224, inner=32)),
     ("are multiplied by rows in MXFP8 alone; pass quantises_rows", dict(quantises_rows=False)),
     ("zero points are those of weights of 4 bits", dict(w_up_zeros=np.zeros((1, 96), np.uint8))),
+    ("block scales are those of weights of 8 bits", dict(w_up_block_scales=np.ones((2, 1), F32))),
     ("w_up_scales of an MX format is uint8 [8, 96]", dict(w_up_scales=lambda scales: scales.astype(F32))),
     ("w_up_scales of an MX format is uint8 [8, 96]", dict(w_up_scales=lambda scales: scales[:-1])),
     (

@@ -10,6 +10,7 @@ import pytest
 import nki_kernels as kernels
 from tests.kernels.accuracy import find_faults, in_order, named, normal, run
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, Ranks, refuse, vary
+from tests.kernels.test_feed_forward import FP8, quantise_blocks
 from tests.kernels.test_nibbles import PACKED_WEIGHTS, PACKED_ZEROS, packed_block
 
 DOWN_ROWS = dict(w_down_scales=0)
@@ -20,6 +21,16 @@ grouped_block = partial(packed_block, hidden=64, inner=96, group=32)
 PLAIN_DOWN = dict(w_down=normal(3, 512, 256, dtype=BF16), w_down_scales=None, w_down_zeros=None)
 PLAIN_UP = dict(w_gate=False, w_up=normal(4, 256, 512, dtype=BF16), w_up_scales=None, w_up_zeros=None)
 """Settings of a weight that is plain."""
+
+
+def list_block_scaled(name: str, weight: np.ndarray) -> dict[str, object]:
+    """Return settings of a weight of fp8 with a scale for each 128 rows and columns, in the place of a packed one."""
+    elements, scales = quantise_blocks(weight, FP8)
+    return {name: elements, f"{name}_block_scales": scales, f"{name}_scales": None, f"{name}_zeros": None}
+
+
+BLOCK_DOWN = list_block_scaled("w_down", normal(3, 512, 256))
+BLOCK_UP = list_block_scaled("w_up", normal(4, 256, 512)) | dict(w_gate=False)
 
 
 class TestGroupedMlp(KernelTests):
@@ -42,6 +53,8 @@ class TestGroupedMlp(KernelTests):
             *vary(tokens=[5, 140], hidden=256, inner=512, row_gate=True),
             *vary(tokens=[5, 40, 140], hidden=256, inner=512, group=[None, 32], **PLAIN_DOWN),
             *vary(tokens=[5, 40, 140], hidden=256, inner=512, group=[None, 32], **PLAIN_UP),
+            *vary(tokens=[5, 16, 140], hidden=256, inner=512, group=[None, 32], **BLOCK_DOWN),
+            *vary(tokens=[5, 16, 140], hidden=256, inner=512, group=[None, 32], **BLOCK_UP),
             *vary(tokens=[5, 140], hidden=256, inner=512, residual=False, scale_dtype=BF16),
             *vary(tokens=[3, 140], hidden=256, inner=512, zeros=[True, False], nibble_dtype="bfloat16"),
         ],
