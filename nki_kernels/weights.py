@@ -36,8 +36,8 @@ class WeightMatrix(nl.NKIObject):
     None for a plain weight. nibbles: NibbleMatrix of a weight of 4 bits, whose elements are [packed rows, N]
     uint8; else None. block_scales: the number that multiplies each block of 128 rows and columns, float32; of a stack
     [E, ceil(K / 128), ceil(N / 128)] @ HBM, else [128, K block, column block] in SBUF; None without. scales_rows:
-    whether products multiply their rows by the block scales, so that loads leave the elements as they are. block_start:
-    position of column 0 in its block.
+    whether products multiply their rows or sums by the block scales, so that loads leave the elements as they are.
+    block_start: position of column 0 in its block.
     """
 
     elements: nl.NkiTensor

@@ -55,10 +55,11 @@ def create_expert_weights(w_gate, w_up, w_down, scales, block_scales, b_gate, b_
 
     scales, block_scales: those of w_gate, w_up and w_down, tuples; None for a weight without them.
     """
+    # Loads of stacks apply block scales where they get them, and leave the elements otherwise.
     matrices = (
-        WeightMatrix(w_gate, scales[0], None, block_scales[0]),
-        WeightMatrix(w_up, scales[1], None, block_scales[1]),
-        WeightMatrix(w_down, scales[2], None, block_scales[2]),
+        WeightMatrix(w_gate, scales[0], None, block_scales[0], True),
+        WeightMatrix(w_up, scales[1], None, block_scales[1], True),
+        WeightMatrix(w_down, scales[2], None, block_scales[2], True),
     )
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 
