@@ -1,0 +1,143 @@
+"""Training of the denoiser and its text encoder: flow matching on the autoencoder's latents.
+
+x_t = (1 - t) * latents + t * noise,   the denoiser learns noise - latents,   t = sigmoid of a normal number
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+from torch import nn
+
+from tools.shapes.captions import Caption, list_held_out_captions
+from tools.shapes.checker import Verdict, check_picture
+from tools.train.shapes.budget import Training
+from tools.train.shapes.folder import LATENT_CHANNELS, create_denoiser, load_tokenizer, tokenize
+from tools.train.shapes.pictures import describe_scenes, draw_pictures, to_pictures, to_tensor
+
+_EMPTY_CAPTIONS = 0.1
+"""Share of captions that are replaced by the empty one, for guidance."""
+_POOL = 4096
+"""Pictures whose latents are computed at once and shuffled."""
+_SIDE = 8
+
+
+def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 128, seed: int = 0) -> None:
+    """Fit denoiser and text encoder to training pictures within a budget, and write them to `folder`."""
+    torch.manual_seed(seed)
+    tokenizer = load_tokenizer(folder)
+    autoencoder = AutoencoderKL.from_pretrained(folder / "vae").float().eval()
+    module = create_denoiser(folder)
+    training = Training(module, state, core_minutes, rate=3e-3, matrices=True)
+    rng = np.random.default_rng([seed, training.step])
+    pool: list[tuple[torch.Tensor, torch.Tensor]] = []
+    captions = list_held_out_captions()[::4]
+
+    def compute_loss() -> torch.Tensor:
+        if not pool:
+            pool.extend(_encode_pictures(rng, autoencoder, tokenizer, batch))
+        latents, ids = pool.pop()
+        t = torch.sigmoid(torch.randn(batch, 1, 1, 1))
+        noise = torch.randn_like(latents)
+        with torch.autocast("cpu", torch.bfloat16):
+            flow = predict_flow(module, (1 - t) * latents + t * noise, t.flatten(), encode_texts(module, ids))
+        return ((flow.float() - (noise - latents)) ** 2).mean()
+
+    def report() -> str:
+        trained = training.use_average()
+        verdicts = judge_captions(module, autoencoder, tokenizer, captions)
+        module.load_state_dict(trained)
+        return describe_verdicts(verdicts)
+
+    training.run(compute_loss, report, every=300)
+    training.use_average()
+    for name, component in module.items():
+        component.to(torch.bfloat16).save_pretrained(folder / name)
+
+
+@torch.no_grad()
+def _encode_pictures(
+    rng: np.random.Generator, autoencoder: AutoencoderKL, tokenizer: object, batch: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return batches of scaled latents [batch, channels, 8, 8] and token ids of captions [batch, 16]."""
+    pictures, scenes = draw_pictures(rng, _POOL)
+    texts = describe_scenes(rng, scenes)
+    texts = ["" if rng.random() < _EMPTY_CAPTIONS else text for text in texts]
+    ids = tokenize(tokenizer, texts)
+    latents = torch.cat(
+        [
+            autoencoder.encode(to_tensor(batch_pictures)).latent_dist.mean
+            for batch_pictures in np.split(pictures, 64)
+        ]
+    )
+    scaled = (latents - autoencoder.config.shift_factor) * autoencoder.config.scaling_factor
+    return list(zip(scaled.split(batch), ids.split(batch)))
+
+
+def encode_texts(module: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
+    """Return the text encoder's states of token ids, [captions, 16, width]."""
+    return module["text_encoder"](ids).last_hidden_state
+
+
+def predict_flow(
+    module: nn.ModuleDict, x: torch.Tensor, t: torch.Tensor, states: torch.Tensor
+) -> torch.Tensor:
+    """Return the flow at x [images, channels, 8, 8] and times t [images] from 0 to 1."""
+    conditions = {"resolution": None, "aspect_ratio": None}
+    return module["transformer"](
+        x, encoder_hidden_states=states, timestep=t * 1000, added_cond_kwargs=conditions, return_dict=False
+    )[0]
+
+
+@torch.no_grad()
+def generate(
+    module: nn.ModuleDict,
+    autoencoder: AutoencoderKL,
+    tokenizer: object,
+    captions: list[Caption],
+    steps: int = 20,
+    guidance: float = 4.0,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return a picture for each caption, uint8 [captions, 64, 64, 3], by Euler steps with guidance."""
+    module.eval()
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(len(captions), LATENT_CHANNELS, _SIDE, _SIDE, generator=generator)
+    states = encode_texts(
+        module, tokenize(tokenizer, [""] * len(captions) + [caption.text for caption in captions])
+    )
+    times = torch.linspace(1, 0, steps + 1)
+    for t, following in itertools.pairwise(times):
+        flows = predict_flow(module, torch.cat([x, x]), t.repeat(2 * len(captions)), states)
+        without, conditioned = flows.chunk(2)
+        x = x + (following - t) * (without + guidance * (conditioned - without))
+    module.train()
+    latents = x / autoencoder.config.scaling_factor + autoencoder.config.shift_factor
+    return to_pictures(autoencoder.decode(latents).sample)
+
+
+def judge_captions(
+    module: nn.ModuleDict,
+    autoencoder: AutoencoderKL,
+    tokenizer: object,
+    captions: list[Caption],
+    **options: float,
+) -> list[tuple[Caption, Verdict]]:
+    """Return the checker's verdict on a generated picture of each caption."""
+    pictures = generate(module, autoencoder, tokenizer, captions, **options)
+    return [(caption, check_picture(picture, caption)) for caption, picture in zip(captions, pictures)]
+
+
+def describe_verdicts(verdicts: list[tuple[Caption, Verdict]]) -> str:
+    """Return the share of right pictures with one and with two figures, and of right attributes of the latter."""
+    words = []
+    for count in (1, 2):
+        chosen = [verdict for caption, verdict in verdicts if len(caption.figures) == count]
+        words.append(f"{count}: {sum(verdict.is_right for verdict in chosen)}/{len(chosen)}")
+    for attribute in ("count", "colour", "shape", "size", "relation"):
+        words.append(f"{attribute} {sum(getattr(verdict, attribute) is True for verdict in chosen)}")
+    return ", ".join(words)
