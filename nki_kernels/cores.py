@@ -26,13 +26,16 @@ def find_core_rows(rows, ranks=1):
     return find_core_range(rows, PARTITIONS // ranks, core) if rows * ranks > PARTITIONS else (0, rows)
 
 
-def find_core_columns(tokens, columns, unit):
+def find_core_columns(tokens, columns, unit, in_blocks=False):
     """Return (first, end) of the weight columns that this physical core computes.
 
-    Two cores divide the columns of a decode step, of at most 128 tokens, at multiples of `unit`. For a
-    prompt, or one core alone, that is (0, columns).
+    Two cores divide the columns of a decode step, of at most 128 tokens, at multiples of `unit`, or between blocks of
+    128 if `in_blocks`. For a prompt, or one core alone, that is (0, columns).
     """
-    return find_core_range(columns, unit, nl.program_id(0)) if divides_columns(tokens) else (0, columns)
+    if not divides_columns(tokens):
+        return (0, columns)
+    core = nl.program_id(0)
+    return find_core_blocks(columns, core) if in_blocks else find_core_range(columns, unit, core)
 
 
 def divides_columns(tokens):

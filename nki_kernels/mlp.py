@@ -89,8 +89,9 @@ Cost
     F = 448). The time to read the stored bytes at 358 GB/s is 84 to 103 % of theirs. From 128 rows on the Tensor engine
     is the bound, and weights of 8 bits gain nothing.
     With a scale for each 128 rows and columns T = 1, 16 and 64 are 1.82, 1.80 and 1.66 times as fast as with bfloat16
-    (H = 4096, F = 1792), 1.81, 1.79 and 1.75 times (H = 7168, F = 2048), 1.59, 1.56 and 1.04 times (H = 7168, F = 256);
-    T = 512 takes 3, 2 and 14 % longer. Copies of up to 64 rows are multiplied by the scales, beyond that the weights.
+    (H = 4096, F = 1792), 1.81, 1.79 and 1.75 times (H = 7168, F = 2048), 1.59, 1.56 and 1.22 times (H = 7168, F = 256);
+    T = 512 takes 4, 3 and 19 % longer, T = 2048 4 % (H = 4096, F = 1792). Copies of up to 64 rows are multiplied by the
+    scales, beyond that the weights.
     With weights of 4 bits and a scale for each column (H = 4096, F = 1792), T = 1, 16 and 64 are 2.20, 2.16 and 1.63
     times as fast as with bfloat16; if bit operations on words of 32 bits take one element a cycle instead of two, a
     guess of the record, 1.61 times at T = 1 and 16. Up to 64 rows x is stationary in groups of columns of the PE array

@@ -12,6 +12,9 @@ Arguments:
     w_o            [K, H] @ HBM, float32 or bfloat16: this rank's rows; read in o's dtype
     w_o_scales     [1, H] @ HBM, float32, or None. They multiply the columns of w_o, whose dtype is then float8_e4m3,
                    float8_e5m2 or int8
+    w_o_block_scales
+                   [ceil(K / 128), ceil(H / 128)] @ HBM, float32, or None: at most 8192 numbers that multiply 128 rows
+                   and columns of w_o each, instead of w_o_scales; see `block_scales`
     residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; with N > 1 this rank's rows, [T/N, H]
     replica_group  nki.collectives.ReplicaGroup, or None for one rank
     bias           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
@@ -50,8 +53,10 @@ Cost
     1.57 times as fast as with bfloat16 (K = 512, H = 4096), 1.49, 1.52 and 1.24 (K = 256, H = 8192), 1.08, 1.05 and
     0.86 (K = 128, H = 8192). More rows are slower, T = 128 by 5 to 45 %, T = 2048 by 1 to 4 %: scales of H columns are
     copied to all partitions. With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.85 and 1.91 times as fast as in
-    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile. Bound:
-    HBM and the Tensor engine alike; for few rows latency.
+    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile. With a
+    scale for each 128 rows and columns T = 1, 16 and 64 are 1.63, 1.63 and 1.23 times as fast (K = 512, H = 4096),
+    1.71, 1.69 and 1.64 times (K = 2048, H = 7168); T = 512 takes 12 and 2 % longer. Bound: HBM and the Tensor engine
+    alike; for few rows latency.
 """
 
 from __future__ import annotations
@@ -65,7 +70,8 @@ import numpy as np
 from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.precision import widened, widened_or_zero
+from nki_kernels.precision import widen_blocks_reference, widened, widened_or_zero
+from nki_kernels.projection.few_rows import FEW_ROWS
 from nki_kernels.projection.grouped_product import load_operands, multiply_in_groups, plan_groups
 from nki_kernels.projection.integer_product import quantised_product_reference
 from nki_kernels.projection.integer_projection import project_integer_tile
@@ -81,6 +87,7 @@ from nki_kernels.projection.residual_product import (
     compute_chunk,
     count_chunk_columns,
     keeps_scales,
+    plan_chunk_start,
 )
 from nki_kernels.projection.row_groups import (
     allocate_transposed,
@@ -91,6 +98,7 @@ from nki_kernels.projection.row_groups import (
     split_by_rank,
     transpose_tiles,
 )
+from nki_kernels.projection.scaled_rows import scale_rows
 from nki_kernels.projection.sequence import check_ranks
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import (
@@ -104,7 +112,7 @@ from nki_kernels.tiles import (
     expect_hidden,
     ranges,
 )
-from nki_kernels.weights import WeightMatrix, check_scales, select_columns
+from nki_kernels.weights import check_scales, select_columns, wrap_matrix
 
 cores = (1, 2)
 
@@ -113,6 +121,9 @@ HELD_ELEMENTS = 16384
 
 HELD_FP8_ELEMENTS = 65536
 """Elements per partition of the largest fp8 w_o that stays in SBUF beside rows of fp8: 64 KiB."""
+
+MOST_BLOCKS = 8192
+"""Most blocks of w_o with a scale each: 32 KiB of each partition."""
 
 STREAM_BYTES = 48 * 1024
 """Bytes of each partition that groups of rows leave to tiles on their way: weights, residuals and results."""
@@ -137,6 +148,7 @@ def output_projection(
     sequence_ranks=1,
     gate=None,
     w_o_scales=None,
+    w_o_block_scales=None,
     quantises_rows=False,
 ):
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
@@ -154,7 +166,7 @@ def output_projection(
     assert w_o.shape[0] == depth, (
         f"w_o has {w_o.shape[0]} rows for o of width {depth}; pass w_o [{depth}, H], these heads' rows"
     )
-    check_scales("w_o", w_o, w_o_scales)
+    check_scales("w_o", w_o, w_o_scales, w_o_block_scales, MOST_BLOCKS)
     if quantises_rows:
         check_row_weight("w_o", w_o, w_o_scales)
     check_ranks(sequence_ranks, replica_group, tokens)
@@ -172,14 +184,14 @@ def output_projection(
         assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}; convert one"
         gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
-    left, right = find_core_columns(tokens, hidden, BANK)
+    left, right = find_core_columns(tokens, hidden, BANK, w_o_block_scales is not None)
     bias_rows = None
     if bias is not None:
         bias_rows = broadcast_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
     project_rows(
         y[first:last, left:right],
         (split_by_rank(o, sequence_ranks)[:, first:last, :], gate),
-        select_columns(WeightMatrix(w_o, w_o_scales), left, right),
+        select_columns(wrap_matrix(w_o, w_o_scales, None, w_o_block_scales), left, right),
         None if residual is None else residual[first:last, left:right],
         bias_rows,
         replica_group,
@@ -206,8 +218,11 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
     o = source[0]
     ranks, tokens, depth = o.shape
     hidden = w_o.elements.shape[1]
-    if w_o.scales is not None and ranks == 1 and bias is None and not quantises_rows:
-        layout = plan_groups(tokens, hidden)
+    if w_o.block_scales is not None and ranks == 1 and tokens <= FEW_ROWS:
+        scale_rows([w_o], o.dtype)
+    is_scaled = w_o.scales_rows or (w_o.scales is not None and not quantises_rows)
+    if is_scaled and ranks == 1 and bias is None:
+        layout = plan_groups(tokens, hidden, PARTITIONS if w_o.scales_rows else 1)
         if layout is not None:
             project_few_rows(y, source, w_o, residual, replica_group, layout)
             return
@@ -223,7 +238,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
     step = count_rows_per_rank(ranks) * (1 if is_resident else choose_rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
     tile_rows = min(ranks * tokens, count_tile_rows(ranks))
-    scale_bytes = 0
+    scale_bytes = count_bytes(w_o.block_scales)
     if w_o.scales is not None and keeps_scales(w_o.scales, tile_rows):
         scale_bytes = count_bytes(w_o.scales)
     ahead = count_groups_ahead(depth, step * ranks, o.dtype, is_resident, scale_bytes)
@@ -254,10 +269,15 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
             current = transpose_group(tiles, row_dtype)
         elif group + ahead < groups:
             loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
-        for column in range(0, hidden, count_chunk_columns(current.shape[2], ranks)):
+        chunk_columns, starts = count_chunk_columns(current.shape[2], ranks), []
+        for column in range(0, hidden, chunk_columns):
+            starts.append(plan_chunk_start(product, [current], column))
+        starts.append(None)
+        for column in range(0, hidden, chunk_columns):
             if column == 0 and ahead > 0 and group + 1 < groups:
                 quantise_group(loaded[group + 1], quantiser)
-            compute_chunk(product, [current], first, column)
+            index = column // chunk_columns
+            compute_chunk(product, [current], first, column, starts[index], starts[index + 1])
             # The next rows are transposed here, so that their copies out of PSUM run beside the remaining chunks.
             if column == 0 and ahead > 0 and group + 1 < groups:
                 next_transposed = transpose_group(loaded[group + 1], row_dtype)
@@ -273,9 +293,11 @@ def project_few_rows(y, source, w_o, residual, replica_group, layout):
     rank_sum = RankSum(replica_group, 1, HELD_SUMS_AHEAD, [])
     product = ResidualProduct(y, residual, MovingWeight([w_o]), None, rank_sum, scales=w_o.scales)
     tiles = load_group(source, 0, tokens)
-    transposed = allocate_transposed(depth, layout.width, y.dtype)
-    if tokens < layout.width:
-        nisa.memset(dst=transposed[:, :, tokens : layout.width], value=0.0, engine=nisa.engine.gpsimd)
+    # Copies of the rows have the zeros themselves.
+    width = tokens if w_o.scales_rows else layout.width
+    transposed = allocate_transposed(depth, width, y.dtype)
+    if tokens < width:
+        nisa.memset(dst=transposed[:, :, tokens:width], value=0.0, engine=nisa.engine.gpsimd)
     transpose_tiles(transposed, tiles, 0)
     operands = load_operands(product, layout, None, STATIC)
     multiply_in_groups(product, operands, [transposed], layout)
@@ -353,6 +375,7 @@ def output_projection_reference(
     sequence_ranks: int = 1,
     gate: np.ndarray | None = None,
     w_o_scales: np.ndarray | None = None,
+    w_o_block_scales: np.ndarray | None = None,
     quantises_rows: bool = False,
 ) -> np.ndarray:
     """Return residual + o @ w_o + bias in o's dtype, computed in float32 and rounded once; missing terms are 0.
@@ -377,5 +400,5 @@ def output_projection_reference(
             by_rank = rows.reshape(len(rows), ranks, -1)
             codes, scales = quantise_rows_reference(by_rank, w_o.dtype, o.dtype, o.dtype)
             rows = (codes * scales).reshape(rows.shape)
-        product = rows @ widened(w_o, w_o_scales)
+        product = rows @ widened(widen_blocks_reference(w_o, w_o_block_scales), w_o_scales)
     return (widened_or_zero(residual) + product + widened_or_zero(bias)).astype(o.dtype)

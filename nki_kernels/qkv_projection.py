@@ -14,6 +14,9 @@ Arguments:
     w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
     w_qkv_scales [1, Q + 2 KV + G] @ HBM, float32, or None. They multiply the columns of w_qkv, whose dtype is then
                  float8_e4m3, float8_e5m2 or int8
+    w_qkv_block_scales
+                 [ceil(H / 128), ceil((Q + 2 KV + G) / 128)] @ HBM, float32, or None: at most 8192 numbers that
+                 multiply 128 rows and columns of w_qkv each, instead of w_qkv_scales; see `block_scales`
     q_size       compile-time int, Q
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
     norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
@@ -73,6 +76,8 @@ Cost
     With quantises_rows, T = 2048, 4096 and 8192 are 1.71, 1.85 and 1.92 times as fast as in bfloat16 (H = 8192,
     Q = 1024), 1.26, 1.33 and 1.37 times (H = 4096, Q = 512): there the Scalar and the Vector engine quantise a row tile
     in 7.3 us, and its product takes 5.2. T = 1, 16 and 64 take 16, 18 and 27 us (H = 4096), in bfloat16 26 to 27.
+    With a scale for each 128 rows and columns T = 1, 16 and 64 are 1.47, 1.46 and 1.18 times as fast as with bfloat16
+    (H = 4096, Q = 512); T = 128 takes 35 % longer, T = 512 1 %.
     With LayerNorm 65 to 74 % with T = 2048: the Vector engine works on a row tile for as long as its product takes.
 """
 
@@ -85,7 +90,7 @@ import numpy as np
 from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
-from nki_kernels.precision import widened
+from nki_kernels.precision import widen_blocks_reference, widened
 from nki_kernels.projection.group_panels import project_in_groups
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
 from nki_kernels.projection.integer_product import quantised_product_reference
@@ -99,12 +104,15 @@ from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
-from nki_kernels.weights import WeightMatrix, check_scales
+from nki_kernels.weights import check_scales, wrap_matrix
 
 cores = (1, 2)
 
 MAX_ROW_BYTES = 32768
 """Most bytes of a row of x: some transposed rows and columns of w_qkv have to fit in SBUF."""
+
+MOST_BLOCKS = 8192
+"""Most blocks of w_qkv with a scale each: 32 KiB of each partition."""
 
 GATHERED_ROWS = 256
 """Rows of all ranks that are gathered at once: the fewer, the sooner the first products start."""
@@ -135,6 +143,7 @@ def qkv_projection(
     v_norm=False,
     gate_size=0,
     w_qkv_scales=None,
+    w_qkv_block_scales=None,
     quantises_rows=False,
 ):
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
@@ -161,7 +170,7 @@ def qkv_projection(
     assert w_qkv.shape == (hidden, width), (
         f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
     )
-    check_scales("w_qkv", w_qkv, w_qkv_scales)
+    check_scales("w_qkv", w_qkv, w_qkv_scales, w_qkv_block_scales, MOST_BLOCKS)
     if quantises_rows:
         check_row_weight("w_qkv", w_qkv, w_qkv_scales)
     assert kv_size > 0 or gate_size == 0, (
@@ -203,10 +212,10 @@ def qkv_projection(
     heads = Heads(
         outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles, w_qkv_scales
     )
-    weight = WeightMatrix(w_qkv, w_qkv_scales)
+    weight = wrap_matrix(w_qkv, w_qkv_scales, None, w_qkv_block_scales)
     if quantises_rows and w_qkv.dtype == nl.int8:
         project_integers(source, norm, weight, columns, heads)
-    elif quantises_rows and takes_groups(source, norm) and hidden % PARTITIONS == 0:
+    elif quantises_rows and takes_groups(source, norm, True) and hidden % PARTITIONS == 0:
         project_in_groups(source.all_rows, norm, weight, columns, heads, True)
     elif quantises_rows:
         project_quantised(source, norm, weight, columns, heads)
@@ -276,6 +285,7 @@ def qkv_projection_reference(
     v_norm: bool = False,
     gate_size: int = 0,
     w_qkv_scales: np.ndarray | None = None,
+    w_qkv_block_scales: np.ndarray | None = None,
     quantises_rows: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
@@ -298,7 +308,7 @@ def qkv_projection_reference(
     if as_integers:
         product = quantised_product_reference(wide.astype(x.dtype), w_qkv, w_qkv_scales)
     else:
-        product = wide @ widened(w_qkv, w_qkv_scales)
+        product = wide @ widened(widen_blocks_reference(w_qkv, w_qkv_block_scales), w_qkv_scales)
     if bias is not None:
         product = product + widened(bias)
     ends = np.cumsum([q_size, kv_size, kv_size])

@@ -128,14 +128,32 @@ class Selection:
             block: (rows, columns) of a block: outputs and inputs of the weight.
 
         Raises:
-            ModelError: The selected elements of an axis neither are whole blocks nor lie inside one block.
+            ModelError: The selected elements of an axis neither are whole blocks nor lie inside one block. Outputs may
+                be in any order inside their block.
         """
         rows, columns = block
-        outputs = self.outputs if rows == 1 else _find_blocks(self.outputs, rows)
+        outputs = self.outputs if rows == 1 else _order_blocks(self.outputs, rows)
         inputs = _find_blocks(self.inputs, columns)
         sizes = self.shape[::-1] if self.is_transposed else self.shape
         shape = (-(-sizes[0] // rows), -(-sizes[1] // columns))
         return Selection(outputs, inputs, shape[::-1] if self.is_transposed else shape, self.is_transposed)
+
+
+def _order_blocks(elements: range | tuple[int, ...], block: int) -> range | tuple[int, ...]:
+    """Return the index of the block that contains each `block` elements of a selection in turn.
+
+    Raises:
+        ModelError: Some of these elements are in different blocks.
+    """
+    if isinstance(elements, range):
+        return _find_blocks(elements, block)
+    indices: list[int] = []
+    for first in range(0, len(elements), block):
+        chosen = {element // block for element in elements[first : first + block]}
+        if len(chosen) > 1:
+            return _find_blocks(elements, block)  # raises the error
+        indices += chosen
+    return tuple(indices)
 
 
 def _find_blocks(elements: range | tuple[int, ...], block: int) -> range:

@@ -233,7 +233,8 @@ class Weight:
     def can_be_cut(self, format: Format, ranks: int) -> bool:
         """Return whether each of `ranks` tensor-parallel ranks gets whole blocks that share a scale, or a part of one.
 
-        Otherwise the weight is widened when it is loaded. The other weights in the format's `scope` can be cut too.
+        Tensors that others follow, along the last axis, have whole blocks of columns on a rank. Otherwise the weight is
+        widened when it is loaded. The other weights in the format's `scope` can be cut too.
         """
         return self.find_cut_block(format, ranks) is None
 
@@ -241,17 +242,24 @@ class Weight:
         """Return (rows, columns) of the blocks of a weight [out, in] inside which a part of a rank begins or ends.
 
         It may be a block of another weight in the format's `scope`. None if each of `ranks` tensor-parallel ranks gets
-        whole blocks, or a part of one.
+        whole blocks, or a part of one. Tensors that others follow, along the last axis, need whole blocks of columns.
         """
         blocks = (
             spec.block
             for weight in (self, *self._list_partners(format))
-            for tensor in weight.tensors
+            for index, tensor in enumerate(weight.tensors)
             for spec in format.describe_kernel_tensors(tensor.part_shape).values()
             if not isinstance(tensor.cut, MatrixCut)
             or not _cuts_into_blocks(tensor.cut, tensor.part_shape, ranks, spec.block)
+            or (
+                weight._is_followed(index) and tensor.find_rank_shape(Shard(0, ranks))[1] % spec.block[0] != 0
+            )
         )
         return next(blocks, None)
+
+    def _is_followed(self, index: int) -> bool:
+        """Return whether the array has columns of other tensors after those of tensor `index`."""
+        return index + 1 < len(self.tensors)
 
     def find_format(self, shard: Shard, dtypes: WeightDtypes) -> Format | None:
         """Return the format of the arrays that a rank holds; None for one plain or widened array."""
@@ -392,6 +400,10 @@ class StackedWeight(Weight):
     """Weight array [a rank's experts, …] with one tensor for each expert; all tensors have the same shape."""
 
     component: str = "experts"
+
+    def _is_followed(self, index: int) -> bool:
+        """Return False: each tensor is a matrix of its own in the stack."""
+        return False
 
     def count_tensor_elements(self) -> dict[str, int]:
         """Return one entry: the number of elements of all experts' tensors, under the first expert's tensor name."""

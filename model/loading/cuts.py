@@ -15,6 +15,7 @@ def describe_cuts(
     """Yield a sentence for each format and size of blocks inside which tensor-parallel ranks cut weights.
 
     A sentence names the weights, once for all layers, the format, and the numbers of ranks that cut between blocks.
+    Weights whose outputs kernels read in an order that cuts blocks, without any ranks, have sentences of their own.
 
     Args:
         weights: Weights by name.
@@ -22,20 +23,26 @@ def describe_cuts(
         ranks: Tensor-parallel ranks.
         counts: Numbers of ranks that the model can have, ascending.
     """
-    cut_weights: dict[tuple[Format, tuple[int, int]], list[Weight]] = {}
+    cut_weights: dict[tuple[Format, tuple[int, int], bool], list[Weight]] = {}
     for name, weight in weights.items():
         format = formats.get(name)
         block = None if format is None else weight.find_cut_block(format, ranks)
         if format is not None and block is not None:
-            cut_weights.setdefault((format, block), []).append(weight)
-    for (format, block), members in cut_weights.items():
+            key = (format, block, weight.can_be_cut(format, 1))
+            cut_weights.setdefault(key, []).append(weight)
+    for (format, block, fits_one_rank), members in cut_weights.items():
         names = list(dict.fromkeys(re.sub(r"\d+", "*", weight.name) for weight in members))
+        plural = len(names) > 1
+        elements = f"the blocks of {' by '.join(map(str, block))} elements of {format.name}"
+        start = f"{_join(names, 'and')} {'are' if plural else 'is'} widened at load, because"
+        if not fits_one_rank:
+            outputs = f"the order in which kernels read {'their' if plural else 'its'} outputs"
+            yield f"{start} {outputs} cuts inside {elements}, with any number of ranks."
+            continue
         fitting = [count for count in counts if all(weight.can_be_cut(format, count) for weight in members)]
         numbers = _join(list(map(str, fitting)), "or")
-        plural = len(members) > 1
         yield (
-            f"{_join(names, 'and')} {'are' if plural else 'is'} widened at load, because {ranks} tensor-parallel ranks "
-            f"cut inside the blocks of {' by '.join(map(str, block))} elements of {format.name}; kernels read "
+            f"{start} {ranks} tensor-parallel ranks cut inside {elements}; kernels read "
             f"{'them' if plural else 'it'} as stored with {numbers or 'no number of'} ranks."
         )
 

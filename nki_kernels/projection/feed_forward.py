@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import divides_columns, find_core_blocks, find_core_range, find_core_rows
+from nki_kernels.cores import (
+    divides_columns,
+    find_core_blocks,
+    find_core_columns,
+    find_core_range,
+    find_core_rows,
+)
 from nki_kernels.dma import STATIC
 from nki_kernels.nibbles import RUN_ROWS
 from nki_kernels.norms.norm import Norm
@@ -229,17 +235,14 @@ def assign_core_share(tokens, hidden, weights, ranks):
     tokens: number of rows, those of all ranks together. hidden: columns of x. weights: Weights. ranks: over how
     many ranks the rows are cut.
     """
-    inner_columns, columns = (0, weights.w_down.count_rows()), (0, hidden)
     exchanges = divides_columns(tokens)
+    inner_columns = (0, weights.w_down.count_rows())
     if exchanges:
         inner_columns = find_inner_range(weights, nl.program_id(0))
-        columns = find_core_range(hidden, BANK, nl.program_id(0))
-        if has_block_scales(weights.list_matrices()):
-            columns = find_core_blocks(hidden, nl.program_id(0))
     return CoreShare(
         find_core_rows(tokens // ranks, ranks),
         inner_columns,
-        columns,
+        find_core_columns(tokens, hidden, BANK, has_block_scales(weights.list_matrices())),
         exchanges,
         find_inner_range(weights, 0)[1] if exchanges else 0,
     )

@@ -265,7 +265,8 @@ def accumulate(unit, product, x, planned_loads):
         triggered = due
         copies = None
         if product.weights[0].scales_rows:
-            copies = copy_rows(x, select_unit_columns(unit, product), (first_block, end_block), hidden)
+            index = first_block // blocks_per_piece
+            copies = copy_rows(x, select_unit_columns(unit, product), (first_block, end_block), hidden, index)
         # All banks of the unit take a K block before the next one, so that a loaded piece is read once and released.
         for k in range(first_block, end_block):  # k: K block
             used = count_block_partitions(hidden, k, product.in_runs)
@@ -353,7 +354,7 @@ def count_piece_blocks(product, width, dtype):
         # Nibbles with scales of groups become as many bytes as plain weights, and the scales as many again.
         return choose_packed_blocks((2 if product.weights[0].adds_zero_points() else 1) * most // width)
     if occupies_vector(product.weights[0]):
-        most = 2 * most
+        most = 4 * most
     blocks_per_piece = max(1, most // width)
     return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(dtype) else blocks_per_piece
 

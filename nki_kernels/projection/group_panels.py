@@ -4,7 +4,8 @@ Such a weight arrives in half the time, so that the Tensor engine and all that c
 more. Up to 64 rows take 32 or 64 columns of the PE array. The array is divided into *groups* of so many columns, and
 each group multiplies another *panel*, a range of columns of the weight, at the same time. Rows come in runs, without a
 norm before the product, see `few_rows`; their angles are loaded before the weight. Rows may be rounded to fp8, with the
-scales and elements that `paired_rows` gives them.
+scales and elements that `paired_rows` gives them. Rows that meet a weight with block scales come in blocks, and each
+block of columns multiplies a copy of them, see `scaled_rows`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from nki_kernels.projection.head_groups import (
     plan_head_groups,
     scale_angles,
 )
-from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
+from nki_kernels.projection.products import allocate_blocks, load_block_range, plan_growing_ranges
 from nki_kernels.projection.quantised_rows import IntermediateQuantiser, RowQuantiser
+from nki_kernels.projection.scaled_rows import add_scaled_panels, create_row_copies
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -42,6 +44,9 @@ from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_col
 LAST_BLOCKS = 4
 """Blocks of the last loads of the weight, before whose products 1 / rms is computed."""
 
+COPY_BUFFERS = 4
+"""Buffers of copies of rows that block scales multiply."""
+
 FIRST_BLOCKS = 4
 """Blocks of the first load of the weight, before which x arrives."""
 
@@ -52,7 +57,7 @@ def project_in_groups(x, norm, w, columns, heads, quantises_rows=False):
     Args:
         x: [T, H] @ HBM.
         norm: Norm, RMSNorm; one without a weight leaves rows as they are.
-        w: WeightMatrix [H, columns] with scales.
+        w: WeightMatrix [H, columns] with scales, or one that `scales_rows`.
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
         quantises_rows: whether rows are rounded to fp8 with a scale for each, as `paired_rows` does; H is then a
@@ -63,7 +68,7 @@ def project_in_groups(x, norm, w, columns, heads, quantises_rows=False):
     if layout is not None:
         project_head_groups(x, norm, w, columns, heads, layout, quantises_rows)
         return
-    requested = request_few_rows(x, norm if norm.weight is not None else None, rows)
+    requested = request_few_rows(x, norm if norm.weight is not None else None, rows, not w.scales_rows)
     element = w.elements.dtype if quantises_rows else None
     product = None
     for first, end in divide_among_banks(columns, heads.head):
@@ -83,7 +88,8 @@ def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
     layout: HeadGroups of the columns. The other arguments are those of `project_in_groups`.
     """
     row_numbers = allocate_row_numbers(layout, x.shape[0])
-    requested = request_few_rows(x, norm if norm.weight is not None else None, layout.width)
+    row_norm = norm if norm.weight is not None else None
+    requested = request_few_rows(x, row_norm, layout.width, not w.scales_rows)
     loaded = load_group_operands(heads, columns, layout, row_numbers, x.shape[0])
     element = w.elements.dtype if quantises_rows else None
     product = start_product(requested, norm, layout.width, layout.panels, element)
@@ -101,13 +107,13 @@ def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
 
 @dataclass
 class FewRowsProduct(nl.NKIObject):
-    """Product of few rows in runs with weights that stream through SBUF.
+    """Product of few rows in runs, or in blocks, with weights that stream through SBUF.
 
-    rows: the stationary operand, SBUF tile [partition, C, row]. factors: RowFactors of the rows' norm, or None. hidden:
-    H. width: columns of the PE array of a group. copies: number of groups for which `scale` has the rows. row_scales:
-    float32 [row, row] in SBUF with the scales of rows that are quantised on its diagonal, or None. scale: what
-    multiplies each row, 1 / rms and its scale, float32 [group * row, 1] in SBUF; None if nothing does, and before the
-    first product.
+    rows: the stationary operand, SBUF tile [partition, C, column], of which the first `count` columns are rows.
+    factors: RowFactors of the rows' norm, or None. hidden: H. width: columns of the PE array of a group. copies: number
+    of groups for which `scale` has the rows. row_scales: float32 [row, row] in SBUF with the scales of rows that are
+    quantised on its diagonal, or None. scale: what multiplies each row, 1 / rms and its scale, float32 [group * row, 1]
+    in SBUF; None if nothing does, and before the first product.
     """
 
     rows: nl.NkiTensor
@@ -115,6 +121,7 @@ class FewRowsProduct(nl.NKIObject):
     hidden: int
     width: int
     copies: int
+    count: int
     row_scales: nl.NkiTensor | None = None
     scale: nl.NkiTensor | None = None
 
@@ -128,13 +135,37 @@ class FewRowsProduct(nl.NKIObject):
         """
         count, columns = blocks(self.hidden), matrix.elements.shape[1]
         dtype = choose_operand_dtype([matrix], self.rows.dtype)
-        for start, end in plan_growing_ranges(count, columns, FIRST_BLOCKS):
+        block_ranges = plan_growing_ranges(count, columns, FIRST_BLOCKS)
+        copies = None
+        if matrix.scales_rows:
+            copies = self.create_copies(matrix, block_ranges)
+        for start, end in block_ranges:
             weights = allocate_blocks(self.hidden, end - start, columns, dtype)
-            load_runs_into(weights, matrix, start)
+            scaled_rows = None
+            if copies is None:
+                load_runs_into(weights, matrix, start)
+            else:
+                load_block_range(weights, matrix, start)
+                rows = (start * PARTITIONS, min(self.hidden, end * PARTITIONS))
+                loaded = matrix.submatrix(rows, (0, columns))
+                scaled_rows = copies.make(self.rows[:, :, 0 : self.count], loaded, start)
             # Before the last products, so that neither other products nor the copies of their sums wait for it.
             if end > count - LAST_BLOCKS and self.scale is None:
                 self.compute_scale()
-            add_panel_products(sums, self.rows, weights, panels, start, self.hidden, self.width)
+            if scaled_rows is None:
+                add_panel_products(sums, self.rows, weights, panels, start, self.hidden, self.width)
+            else:
+                add_scaled_panels(
+                    sums, scaled_rows, weights, panels, start, self.hidden, self.width, matrix.block_start
+                )
+
+    def create_copies(self, matrix, block_ranges):
+        """Return RowCopies for a WeightMatrix that is loaded in ranges (start, end) of K blocks."""
+        longest = 0
+        for start, end in block_ranges:
+            longest = max(longest, end - start)
+        shape = (self.rows.shape[0], longest, matrix.block_scales.shape[2], self.rows.shape[2])
+        return create_row_copies(shape, self.rows.dtype, self.count, COPY_BUFFERS)
 
     def compute_scale(self):
         """Compute `scale` of the factors and of the scales of rows, as far as there are any."""
@@ -162,7 +193,7 @@ def start_product(requested, norm, width, copies, element):
     if norm.weight is not None:
         columns = requested.runs.shape[2]
         factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
-    return FewRowsProduct(stationary, factors, requested.hidden, width, copies, row_scales)
+    return FewRowsProduct(stationary, factors, requested.hidden, width, copies, requested.rows, row_scales)
 
 
 def quantise_runs(runs, hidden, element):

@@ -140,9 +140,8 @@ def load_operands(product, layout, residual_rows, queue=SCALAR):
         piece = list_pieces(product, layout)[0].matrix
         columns = blocks(layout.count_columns())
         height = min(PARTITIONS, piece.count_rows())
-        copies = create_row_copies(
-            (height, blocks(piece.count_rows()), columns, layout.width), product.y.dtype
-        )
+        copy_shape = (height, blocks(piece.count_rows()), columns, layout.width)
+        copies = create_row_copies(copy_shape, product.y.dtype, rows, 2 * COPIES_AHEAD)
     for group in range(layout.count_groups()):
         first = group * layout.width
         if residual is not None and residual_rows is None:

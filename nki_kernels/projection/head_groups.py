@@ -116,15 +116,16 @@ def load_group_operands(heads, columns, layout, row_numbers, rows):
     """Load scales and angles for columns (first, end) of Heads; return three float32 tiles (scales, cosines, sines).
 
     They are in SBUF, scales [quadrant of 128 partitions, column of the panel] on the first partition of each quadrant,
-    angles [partition, D/2]. row_numbers: what `allocate_row_numbers` returned for `rows` rows; their positions are
-    loaded into it.
+    angles [partition, D/2]. Without scales the first is None. row_numbers: what `allocate_row_numbers` returned for
+    `rows` rows; their positions are loaded into it.
     """
-    lines = nl.ndarray((PARTITIONS, layout.panel_width), dtype=nl.float32, buffer=nl.sbuf)
-    for partition in range(0, PARTITIONS, QUADRANT):
-        start = columns[0] + partition // layout.width % layout.panels * layout.panel_width
-        transfer(
-            lines[partition : partition + 1, :], heads.scales[:, start : start + layout.panel_width], STATIC
-        )
+    lines = None
+    if heads.scales is not None:
+        lines = nl.ndarray((PARTITIONS, layout.panel_width), dtype=nl.float32, buffer=nl.sbuf)
+        for partition in range(0, PARTITIONS, QUADRANT):
+            start = columns[0] + partition // layout.width % layout.panels * layout.panel_width
+            row = heads.scales[:, start : start + layout.panel_width]
+            transfer(lines[partition : partition + 1, :], row, STATIC)
     positions = heads.angles.positions[heads.first_row : heads.first_row + rows, :]
     for panel in range(layout.panels):
         transfer(row_numbers[panel * layout.width : panel * layout.width + rows, :], positions, STATIC)
@@ -134,17 +135,21 @@ def load_group_operands(heads, columns, layout, row_numbers, rows):
 def scale_angles(loaded, heads, first, layout):
     """Return the GroupOperands of what `load_group_operands` returned. first: first column of the first panel."""
     lines, cosines, sines = loaded
-    scales = nl.ndarray(lines.shape, dtype=nl.float32, buffer=nl.sbuf)
-    # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
-    nisa.nc_stream_shuffle(dst=scales, src=lines, shuffle_mask=[0] * QUADRANT)
-    scales = scales[0 : cosines.shape[0], :].reshape_dim(1, (layout.slots, 2, layout.head // 2))
+    shape = (cosines.shape[0], layout.slots, 2, layout.head // 2)
+    scales = None
+    if lines is not None:
+        scales = nl.ndarray(lines.shape, dtype=nl.float32, buffer=nl.sbuf)
+        # Within each quadrant the first partition is copied to all, in one instruction for the four quadrants.
+        nisa.nc_stream_shuffle(dst=scales, src=lines, shuffle_mask=[0] * QUADRANT)
+        scales = scales[0 : shape[0], :].reshape_dim(1, shape[1:])
     scaled = []
     for angles, still in ((cosines, 1.0), (sines, 0.0)):
-        spread = spread_angles(angles, still, heads, first, layout)
-        product = nl.ndarray(scales.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=product, data1=scales, data2=spread.expand_dim(2).broadcast(2, 2), op=nl.multiply
-        )
+        spread = spread_angles(angles, still, heads, first, layout).expand_dim(2).broadcast(2, 2)
+        product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        if scales is None:
+            nisa.tensor_copy(dst=product, src=spread)
+        else:
+            nisa.tensor_tensor(dst=product, data1=scales, data2=spread, op=nl.multiply)
         scaled.append(product)
     return GroupOperands(scaled[0], scaled[1])
 

@@ -30,6 +30,7 @@ from nki_kernels.projection.products import (
     transpose_block_range,
 )
 from nki_kernels.projection.rows import spread
+from nki_kernels.projection.scaled_rows import scale_rows
 from nki_kernels.projection.sequence import provide_rows
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
@@ -41,7 +42,7 @@ from nki_kernels.tiles import (
     load,
     ranges,
 )
-from nki_kernels.weights import choose_operand_dtype, is_plain, load_runs_into, select_columns
+from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_columns
 
 RESIDENT_BYTES = 65536
 """Most bytes per partition of the weight's columns that stay in SBUF."""
@@ -81,7 +82,10 @@ def project(rows, norm, w, columns, heads):
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
     """
-    if w.scales is not None and takes_groups(rows, norm):
+    in_groups = takes_groups(rows, norm, w.block_scales is None)
+    if w.block_scales is not None and in_groups:
+        scale_rows([w], rows.all_rows.dtype)
+    if in_groups and (w.scales is not None or w.scales_rows):
         project_in_groups(rows.all_rows, norm, w, columns, heads)
     elif rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
         project_many(rows, norm, w, columns, heads)
@@ -89,11 +93,14 @@ def project(rows, norm, w, columns, heads):
         project_few(rows, norm, w, columns, heads)
 
 
-def takes_groups(source, norm):
-    """Return whether `project_in_groups` takes the rows of a RowSource: few rows, RMSNorm or none."""
+def takes_groups(source, norm, in_runs):
+    """Return whether `project_in_groups` takes the rows of a RowSource: few rows, RMSNorm or none.
+
+    in_runs: whether they are taken in runs; else in blocks.
+    """
     x = source.all_rows
     # On gen2 a transpose is a product, which spreads NaN of one row to the others.
-    spreads = is_transposed_on_chip(x) and needs_defined_rows()
+    spreads = is_transposed_on_chip(x, in_runs) and needs_defined_rows()
     return source.gather is None and not spreads and takes_runs(x, norm, 1, False)
 
 
@@ -139,13 +146,15 @@ def project_few(source, norm, w, columns, heads):
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     transfer(rows, x, SCALAR)  # so that the weights come first in their queue
-    factors, scale = load_norm_blocks(norm, heads.eps, True), None
+    in_runs = w.block_scales is None
+    factors, scale = load_norm_blocks(norm, heads.eps, in_runs), None
     if norm.bias is not None:
         standardise(rows, heads.eps)
     elif norm.weight is not None:
         scale = compute_inverse_rms(rows, heads.eps)
-    # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate.
-    stationary = spread(rows, True, factors)
+    # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate. Block scales are
+    # the same for all rows of a block.
+    stationary = spread(rows, in_runs, factors)
     tiles = [(0, tokens)]
     groups, bank = divide_columns(columns, heads.head, columns[1] - columns[0])
     for left, right in groups:
@@ -155,8 +164,11 @@ def project_few(source, norm, w, columns, heads):
         for start, end in plan_growing_ranges(blocks(hidden), right - left, 1):
             operand_dtype = choose_operand_dtype([w], x.dtype)
             weights = allocate_blocks(hidden, end - start, right - left, operand_dtype)
-            load_runs_into(weights, select_columns(w, left, right), start)
-            add_products(sums, stationary, tiles, weights, panels, start, hidden, True)
+            if in_runs:
+                load_runs_into(weights, select_columns(w, left, right), start)
+            else:
+                load_block_range(weights, select_columns(w, left, right), start)
+            add_products(sums, stationary, tiles, weights, panels, start, hidden, in_runs)
         heads.deliver(0, left, right, sums[0], panels, scale)
 
 
@@ -298,12 +310,14 @@ def load_weights(matrix, start, end, dtype, weight):
     matrix are multiplied, or None.
     """
     depth, columns = matrix.elements.shape
-    operand_dtype = choose_operand_dtype([matrix], dtype) if weight is None else matrix.elements.dtype
+    operand_dtype = matrix.elements.dtype
+    if weight is None or matrix.block_scales is not None:
+        operand_dtype = choose_operand_dtype([matrix], dtype)
     raw = allocate_blocks(depth, end - start, columns, operand_dtype)
     load_block_range(raw, matrix, start)
     if weight is None:
         return raw
-    product = raw if is_plain(matrix, dtype) else allocate_blocks(depth, end - start, columns, dtype)
+    product = raw if raw.dtype == dtype else allocate_blocks(depth, end - start, columns, dtype)
     for block in range(start, end):
         used = count_block_partitions(depth, block, False)
         # A tensor_scalar takes one number per partition, and the norm's weight differs from block to block.

@@ -13,7 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, count_block_partitions
-from nki_kernels.weights import convert, is_plain
+from nki_kernels.weights import convert_blocks, is_plain
 
 PART_ELEMENTS = 4096
 """Most elements per partition that one DMA loads: 1 MiB in bfloat16, which moves at the full rate."""
@@ -51,8 +51,8 @@ def allocate_blocks(depth, count, columns, dtype):
 def load_block_range(tile, weight, start):
     """Load blocks `start` … of a WeightMatrix [K, n] @ HBM into all blocks of an SBUF tile [k in block, block, column].
 
-    Elements are converted to the tile's dtype. If the last block of K is short, the partitions of the tile
-    beyond K are not written.
+    Elements are converted to the tile's dtype and multiplied by block scales, if there are any. If the last block of K
+    is short, the partitions of the tile beyond K are not written.
     """
     matrix, depth = weight.elements, weight.elements.shape[0]
     end = start + tile.shape[1]
@@ -65,13 +65,14 @@ def load_block_range(tile, weight, start):
         source = rows.reshape_dim(0, (full - start, PARTITIONS)).permute((1, 0, 2))
         nisa.dma_copy(dst=raw[:, 0 : full - start, :], src=source)
         if not is_plain(weight, tile.dtype):
-            convert(tile[:, 0 : full - start, :], raw[:, 0 : full - start, :], weight)
+            convert_blocks(tile[:, 0 : full - start, :], raw[:, 0 : full - start, :], weight, start)
     if end > full:
         # The short block covers fewer partitions than the others, so it takes a DMA of its own.
         short = depth - full * PARTITIONS
         nisa.dma_copy(dst=raw[0:short, full - start, :], src=matrix[full * PARTITIONS : depth, :])
         if not is_plain(weight, tile.dtype):
-            convert(tile[0:short, full - start, :], raw[0:short, full - start, :], weight)
+            last = slice(full - start, full - start + 1)
+            convert_blocks(tile[0:short, last, :], raw[0:short, last, :], weight, full)
 
 
 def transpose_block_range(tile, x, start):

@@ -16,9 +16,6 @@ from nki_kernels.block_scales import choose_engine, copy_scaled_rows
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, count_block_partitions, ranges
 from nki_kernels.weights import is_fp8
 
-COPY_BUFFERS = 6
-"""Buffers of `RowCopies`: copies are made while products read earlier ones."""
-
 COPIES_AHEAD = 3
 """Pieces of the weight for which copies are made before the products of the present one."""
 
@@ -44,7 +41,7 @@ def choose_copy_engine(index, rows):
     return choose_engine(index if rows > VECTOR_ROWS else 0, 2)
 
 
-def copy_rows(x, weights, k_blocks, depth):
+def copy_rows(x, weights, k_blocks, depth, index):
     """Return rows times the block scales of each weight: a list of SBUF tiles [k in block, K block, column block, row].
 
     Args:
@@ -52,13 +49,14 @@ def copy_rows(x, weights, k_blocks, depth):
         weights: list of WeightMatrix with block scales, whose rows begin with K block 0.
         k_blocks: range (first, end) of K blocks.
         depth: length of the contraction.
+        index: number of the copies among those that are made one after the other.
     """
     first, end = k_blocks
     k_heights = list_heights(k_blocks, depth)
     copies = []
-    for index in range(len(weights)):
-        scales = weights[index].block_scales[:, first:end, :]
-        engine = choose_copy_engine(first + index, x.shape[2])
+    for side in range(len(weights)):
+        scales = weights[side].block_scales[:, first:end, :]
+        engine = choose_copy_engine(index + side, x.shape[2])
         copies.append(copy_scaled_rows(x[:, first:end, :], scales, k_heights, engine))
     return copies
 
@@ -99,7 +97,7 @@ def accumulate_scaled(accumulators, x, piece, matrix, add, group_width):
     first = piece.first_block
     depth = first * PARTITIONS + piece.rows
     count = blocks(piece.rows)
-    copies = copy_rows(x, [matrix], (first, first + count), depth)[0]
+    copies = copy_rows(x, [matrix], (first, first + count), depth, first // piece.tiles[0].shape[1])[0]
     tile_width = piece.tiles[0].shape[2]
     for k in range(count):  # k: K block of the piece
         used = count_block_partitions(depth, first + k, False)
@@ -120,32 +118,12 @@ def accumulate_scaled(accumulators, x, piece, matrix, add, group_width):
                     )
 
 
-def copy_padded_rows(x, weight, k_blocks, depth, rows):
-    """Return rows times block scales, [k in block, K block, column block, column] in SBUF, with zeros behind the rows.
-
-    Args:
-        x: SBUF tile [k in block, K block, column] with all K blocks, whose first `rows` columns are rows.
-        weight: WeightMatrix with block scales, whose rows begin with K block 0.
-        k_blocks: range (first, end) of K blocks.
-        depth: length of the contraction.
-        rows: number of rows.
-    """
-    first, end = k_blocks
-    heights, width = list_heights(k_blocks, depth), x.shape[2]
-    scales = weight.block_scales[:, first:end, :]
-    copies = nl.ndarray((heights[0], end - first, scales.shape[2], width), dtype=x.dtype, buffer=nl.sbuf)
-    if width > rows:
-        nisa.memset(dst=copies[:, :, :, rows:width], value=0.0, engine=nisa.engine.gpsimd)
-    engine = choose_copy_engine(first, rows)
-    return copy_scaled_rows(x[:, first:end, 0:rows], scales, heights, engine, copies)
-
-
 def add_scaled_panels(sums, copies, weights, panels, first_block, depth, group_width, block_start):
     """Add the products of scaled rows and some K blocks of a weight to sums in PSUM; block 0 overwrites them.
 
     Args:
         sums: PSUM tiles [row, column], one for each panel.
-        copies: result of `copy_padded_rows` for these K blocks.
+        copies: result of `RowCopies.make` for these K blocks.
         weights: SBUF tile [k in block, K block, column]; its block 0 is block `first_block` of the contraction.
         panels: ranges (start, end) of columns of `weights`.
         first_block: number of blocks of the contraction before those in `weights`.
@@ -209,12 +187,13 @@ class RowCopies(nl.NKIObject):
         return buffer
 
 
-def create_row_copies(shape, dtype):
-    """Return RowCopies whose buffers have a shape [k in block, K block, column block, column], filled with zeros."""
+def create_row_copies(shape, dtype, rows, count):
+    """Return RowCopies for `rows` rows, with `count` buffers of a shape [k in block, K block, column block, column]."""
     buffers = []
-    for _ in range(COPY_BUFFERS):
+    for _ in range(count):
         buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-        nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.gpsimd)
+        if rows < shape[3]:
+            nisa.memset(dst=buffer[:, :, :, rows:], value=0.0, engine=nisa.engine.gpsimd)
         buffers.append(buffer)
     return RowCopies(buffers)
 

@@ -137,7 +137,7 @@ def test_text_is_generated_with_quantised_experts(
 def test_ranks_that_cut_inside_a_block_widen_it(tmp_path: Path, ranks: int, is_stored: bool) -> None:
     """A rank's part of the intermediate size of 256 is whole blocks of 128, or inside one; a third of it is neither."""
     fields = dict(hidden_size=136, intermediate_size=256, num_local_experts=3, num_experts_per_tok=2)
-    fields |= dict(num_hidden_layers=1, num_attention_heads=12, num_key_value_heads=12, head_dim=12)
+    fields |= dict(num_hidden_layers=1, num_attention_heads=12, num_key_value_heads=12, head_dim=128)
     random_model("Mixtral", {**COMMON, **fields}, 6).save_pretrained(tmp_path)
     _, plain = quantise(tmp_path, "blocks of 128")
     config = load_config(tmp_path)
