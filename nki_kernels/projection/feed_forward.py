@@ -4,7 +4,7 @@
 norm(x). The intermediate, n @ w_gate and n @ w_up activated and multiplied, has F columns. The *gate and up
 product* computes it in *units* of columns, see `gated_product`. The *down product* multiplies it by w_down
 and computes y in *chunks* of columns, see `residual_product`. A *row group* is up to four row tiles of 128
-rows, see `row_groups`. `mlp.run_row_groups` has the loop over groups, units and chunks, and calls the
+rows, see `row_groups`. `feed_forward_pipeline` has the loop over groups, units and chunks, and calls the
 functions of this file.
 
 If x is cut along the sequence over N ranks, a group has rows of every rank: row tiles are [rank * row, H].
