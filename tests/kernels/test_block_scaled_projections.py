@@ -57,6 +57,10 @@ class TestQkvProjection(KernelTests):
                 w_qkv_block_scales=lambda scales: scales.astype(BF16),
             ),
             refuse("w_qkv has scales and block scales; pass one of them", w_qkv_scales=normal(1, 1, 80)),
+            refuse(
+                "takes a w_qkv of float8_e4m3 or int8 with scales; it is float8_e4m3 without scales",
+                quantises_rows=lambda _: True,
+            ),
         ],
         limits=[
             limit(
@@ -113,6 +117,10 @@ class TestOutputProjection(KernelTests):
                 w_o_block_scales=normal(1, 1, 2),
             ),
             refuse("w_o has scales and block scales; pass one of them", w_o_scales=normal(1, 1, 40)),
+            refuse(
+                "takes a w_o of float8_e4m3 or int8 with scales; it is float8_e4m3 without scales",
+                quantises_rows=lambda _: True,
+            ),
         ],
         limits=[limit("depth", 8192, "has 8320 scales; at most 8192 stay", step=128, dry=True, hidden=16384)],
         fits=slow(
