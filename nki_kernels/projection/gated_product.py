@@ -354,7 +354,7 @@ def count_piece_blocks(product, width, dtype):
         # Nibbles with scales of groups become as many bytes as plain weights, and the scales as many again.
         return choose_packed_blocks((2 if product.weights[0].adds_zero_points() else 1) * most // width)
     if occupies_vector(product.weights[0]):
-        most = 4 * most
+        most = most * (2 if dtype == nl.float32 else 4)
     blocks_per_piece = max(1, most // width)
     return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(dtype) else blocks_per_piece
 
