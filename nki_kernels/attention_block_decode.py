@@ -16,7 +16,9 @@ Arguments:
     sinks, rope_positions, position_group, position_ranks, position_rank, k_scale, v_scale  as in attention_decode
     w_o          [Q, H] @ HBM
     w_qkv_scales [1, Q + 2 KV] @ HBM, float32; w_o_scales [1, H] the same; or None. Scales multiply the columns of their
-                 weight, whose dtype is then float8_e4m3, float8_e5m2 or int8
+                 weight, whose dtype is then float8_e4m3, float8_e5m2 or int8, or uint8 for 4 bits
+    w_qkv_zeros, w_o_zeros, nibble_dtype
+                 zero points and operands of weights of 4 bits, as in qkv_projection and output_projection
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
 
@@ -29,6 +31,8 @@ Tiling
     Of `attention_decode`, after w_qkv streamed past x in parts of 1 MiB. Sync triggers the loads of weights and caches,
     which wait for no result: caches of up to 32 KiB per partition, w_qkv, other caches, and behind the last keys w_o.
     Hidden states of more than 8 KiB per partition, and more than 128 tokens, go through HBM between the three kernels.
+    So do those that meet a w_qkv of 4 bits unless they fit in paired runs, see `nibbles`, and heads that meet a w_o of
+    4 bits unless they, or neighbours that share the partitions, have 128 elements.
 
     On two cores each computes half of the columns of q, k and v, attends with its part (see attention_decode), and
     computes half of the columns of y; a barrier stands between.
@@ -67,13 +71,14 @@ from nki_kernels.decode.hidden import can_hold_hidden, load_hidden, store_hidden
 from nki_kernels.decode.launch import DecodeLaunch
 from nki_kernels.decode.share import find_core_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
+from nki_kernels.nibbles import count_stored_rows, widen_nibbles_reference
 from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.precision import widened
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import expect_dims
-from nki_kernels.weights import WeightMatrix, check_scales
+from nki_kernels.weights import wrap_projection_operand
 
 cores = (1, 2)
 
@@ -113,6 +118,9 @@ def attention_block_decode(
     v_scale=None,
     w_qkv_scales=None,
     w_o_scales=None,
+    w_qkv_zeros=None,
+    w_o_zeros=None,
+    nibble_dtype="float8_e4m3",
 ):
     """Compute y = x + attention(norm(x)) of a decode step, from the norm to the output projection.
 
@@ -121,7 +129,14 @@ def attention_block_decode(
     arguments violate them.
     """
     expect_dims(2, x, "x [T, H]")
-    weights = wrap_weights(norm_weight, (w_qkv, w_qkv_scales), (w_o, w_o_scales), eps, q_size, kv_size)
+    weights = wrap_weights(
+        Norm(norm_weight, None, 0.0, eps),
+        (w_qkv, w_qkv_scales, w_qkv_zeros),
+        (w_o, w_o_scales, w_o_zeros),
+        q_size,
+        kv_size,
+        nibble_dtype,
+    )
     angle_rows = check_rope_positions(rope_positions, positions)
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
@@ -140,14 +155,25 @@ def attention_block_decode(
     )
     sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     step.load_scales(k_scale, v_scale, cache)
-    if nl.num_programs() == 1 and position_ranks == 1 and can_hold_hidden(x.shape[0], x.shape[1], x.dtype):
+    if nl.num_programs() == 1 and position_ranks == 1 and keeps_hidden(x, weights, sizes):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        store_hidden(y, attend_hidden_states(x, weights, cache, step, sizes, replica_group))
+        tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group)
+        store_hidden(y, tile, weights.is_paired())
         return y, k_cache, v_cache
     share = find_core_share(sizes)
     # Positions and angles are loaded before the projection, because they depend on none of its results.
     start = None if share is None else ShareStart(share, cache, sizes, step)
-    q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps, w_qkv_scales=w_qkv_scales)
+    q, k, v = qkv_projection(
+        x,
+        w_qkv,
+        q_size,
+        kv_size,
+        norm_weight,
+        eps,
+        w_qkv_scales=w_qkv_scales,
+        w_qkv_zeros=w_qkv_zeros,
+        nibble_dtype=nibble_dtype,
+    )
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
     wait_for_other_core(nl.num_programs(), k, nisa.engine.tensor)
@@ -157,23 +183,48 @@ def attention_block_decode(
         start.attend(o, (q, k, v), ranks)
     # Each core projects the outputs of both to half of the columns of y.
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
-    return output_projection(o, w_o, x, replica_group, w_o_scales=w_o_scales), k_cache, v_cache
+    y = output_projection(
+        o,
+        w_o,
+        x,
+        replica_group,
+        w_o_scales=w_o_scales,
+        w_o_zeros=w_o_zeros,
+        nibble_dtype=nibble_dtype,
+    )
+    return y, k_cache, v_cache
 
 
-def wrap_weights(norm_weight, w_qkv, w_o, eps, q_size, kv_size):
-    """Return `BlockWeights` of the arrays in HBM, and check the scales.
+def wrap_weights(norm, w_qkv, w_o, q_size, kv_size, nibble_dtype):
+    """Return `BlockWeights` of the arrays in HBM, and check scales and zero points.
 
     Args:
-        w_qkv: pair of w_qkv and its scales, which may be None.
+        norm: the `Norm` before the block.
+        w_qkv: w_qkv, its scales and its zero points; these two may be None.
         w_o: the same of w_o.
+        nibble_dtype: the argument of the kernel.
 
     Raises:
-        AssertionError: scales are not float32 [1, columns of their weight].
+        AssertionError: scales are not float32, or zero points not uint8, [1, columns of their weight].
     """
-    check_scales("w_qkv", w_qkv[0], w_qkv[1])
-    check_scales("w_o", w_o[0], w_o[1])
-    norm = Norm(norm_weight, None, 0.0, eps)
-    return BlockWeights(norm, WeightMatrix(w_qkv[0], w_qkv[1]), WeightMatrix(w_o[0], w_o[1]), q_size, kv_size)
+    hidden = norm.weight.shape[1]
+    return BlockWeights(
+        norm,
+        wrap_projection_operand("w_qkv", w_qkv[0], hidden, w_qkv[1], w_qkv[2], nibble_dtype),
+        wrap_projection_operand("w_o", w_o[0], q_size, w_o[1], w_o[2], nibble_dtype),
+        q_size,
+        kv_size,
+    )
+
+
+def keeps_hidden(x, weights, sizes):
+    """Return whether hidden states x [T, H] @ HBM stay in SBUF between the norm and y.
+
+    Args:
+        weights: `BlockWeights`.
+        sizes: `Sizes`.
+    """
+    return can_hold_hidden(x.shape[0], x.shape[1], x.dtype) and weights.can_meet_runs(sizes)
 
 
 def attend_hidden_states(x, weights, cache, step, sizes, replica_group, following=None):
@@ -189,7 +240,8 @@ def attend_hidden_states(x, weights, cache, step, sizes, replica_group, followin
         following: `FeedForwardOperands` of the block that follows, or None.
     """
     launch = DecodeLaunch(sizes, find_core_share(sizes), None, cache, create_output_tile(sizes), step)
-    return compute_attention_block(load_hidden(x), weights, launch, replica_group, following)
+    tile = load_hidden(x, weights.is_paired())
+    return compute_attention_block(tile, weights, launch, replica_group, following)
 
 
 def compute_step_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
@@ -217,6 +269,7 @@ def check_weights(x, weights, sizes):
     it.
     """
     hidden, q_size, kv_size = x.shape[1], weights.q_size, weights.kv_size
+    w_qkv, w_o = weights.w_qkv.elements, weights.w_o.elements
     assert hidden <= MAX_HIDDEN, (
         f"attention_block_decode takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     )
@@ -229,8 +282,8 @@ def check_weights(x, weights, sizes):
     )
     for name, weight, shape in (
         ("norm_weight", weights.norm.weight, (1, hidden)),
-        ("w_qkv", weights.w_qkv.elements, (hidden, q_size + 2 * kv_size)),
-        ("w_o", weights.w_o.elements, (q_size, hidden)),
+        ("w_qkv", w_qkv, (count_stored_rows(w_qkv, hidden), q_size + 2 * kv_size)),
+        ("w_o", w_o, (count_stored_rows(w_o, q_size), hidden)),
     ):
         assert weight.shape == shape, f"{name} has to be {shape} for x {x.shape}, not {weight.shape}"
 
@@ -266,13 +319,18 @@ def attention_block_decode_reference(
     v_scale: np.ndarray | None = None,
     w_qkv_scales: np.ndarray | None = None,
     w_o_scales: np.ndarray | None = None,
+    w_qkv_zeros: np.ndarray | None = None,
+    w_o_zeros: np.ndarray | None = None,
+    nibble_dtype: str = "float8_e4m3",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
 
-    Calls the references of the three kernels one after another, on weights times their scales. `replica_group` and the
-    `position_*` arguments are not read: nothing is summed over ranks, and the caches hold all positions.
+    Calls the references of the three kernels one after another, on weights times their scales. `nibble_dtype`,
+    `replica_group` and the `position_*` arguments are not read: nothing is summed over ranks, and the caches hold all
+    positions.
     """
-    w_qkv, w_o = widened(w_qkv, w_qkv_scales), widened(w_o, w_o_scales)
+    w_qkv = widened(widen_nibbles_reference(w_qkv, x.shape[1], w_qkv_zeros), w_qkv_scales)
+    w_o = widened(widen_nibbles_reference(w_o, q_size, w_o_zeros), w_o_scales)
     q, k, v = qkv_projection_reference(x, w_qkv, q_size, kv_size, norm_weight, eps)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

@@ -13,8 +13,9 @@ Arguments:
     k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions, k_scale,
     v_scale          as in attention_block_decode
     mlp_norm_weight  [1, H] @ HBM, of the RMSNorm before the feed-forward block, whose eps is the same
-    w_up, w_down, w_gate, activation, b_gate, b_up, b_down, w_gate_scales, w_up_scales, w_down_scales   as in mlp
-    w_qkv_scales, w_o_scales   as in attention_block_decode
+    w_up, w_down, w_gate, activation, b_gate, b_up, b_down, w_gate_scales, w_up_scales, w_down_scales, w_gate_zeros,
+    w_up_zeros, w_down_zeros   as in mlp
+    w_qkv_scales, w_o_scales, w_qkv_zeros, w_o_zeros   as in attention_block_decode; nibble_dtype is that of all weights
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
 
 Layout and tiling:
@@ -25,7 +26,8 @@ Layout and tiling:
     The engine that triggers the loads of weights and caches waits for no result. So while attention, output projection
     and norm still run, the weights of the MLP arrive, as many as the bytes hold that attention has left. The weight of
     the second norm and the biases are loaded before attention.
-    Hidden states that do not fit in SBUF (see `can_hold_hidden`) take the two kernels one after another, through HBM.
+    Hidden states that do not fit in SBUF (see `keeps_hidden`) take the two kernels one after another, through HBM. So
+    do those that meet weights of 4 bits in some of w_qkv, w_up and w_down alone, or scales of groups.
 
 Limits:
     Those of the two kernels; one physical core.
@@ -38,6 +40,9 @@ Cost
     With weights of fp8, and with caches of fp8 too, 8B over 8 ranks takes 54 % and 53 % of the time of bfloat16 for one
     sequence of 4096 positions, 70 % and 55 % for 16, all-reduces excluded; 56 % and 55 %, 72 % and 54 % with them.
     Weights of int8 take longer than those of bfloat16: one engine converts them.
+    With weights of 4 bits and caches of fp8, 8B over 8 ranks, T = 1 takes 51 % of the time of bfloat16, all-reduces
+    included, and T = 16 54 %, as fp8 does. The Vector engine unpacks the weights: w_qkv and w_o before it prepares
+    masks and angles, the first weights of the MLP while w_o is multiplied and while ranks are summed. Bound: it.
 """
 
 from __future__ import annotations
@@ -52,18 +57,16 @@ from nki_kernels.attention_block_decode import (
     attention_block_decode,
     attention_block_decode_reference,
     compute_step_sizes,
+    keeps_hidden,
     wrap_weights,
 )
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.arguments import DecodeStep
 from nki_kernels.decode.feed_forward import compute_feed_forward, prepare_feed_forward
-from nki_kernels.decode.hidden import can_hold_hidden
 from nki_kernels.mlp import activation_function, mlp, mlp_reference
 from nki_kernels.norms.norm import Norm, create_rms_norm
-from nki_kernels.projection.feed_forward import Weights
-from nki_kernels.projection.feed_forward_weights import check_arguments
-from nki_kernels.weights import WeightMatrix, check_scales, wrap_matrix
+from nki_kernels.projection.feed_forward_weights import check_arguments, wrap_mlp_weights
 
 cores = (1,)
 
@@ -108,6 +111,12 @@ def decoder_layer_decode(
     w_gate_scales=None,
     w_up_scales=None,
     w_down_scales=None,
+    w_qkv_zeros=None,
+    w_o_zeros=None,
+    w_gate_zeros=None,
+    w_up_zeros=None,
+    w_down_zeros=None,
+    nibble_dtype="float8_e4m3",
 ):
     """Compute a decoder layer of a decode step: attention block, then feed-forward block, each summed over ranks.
 
@@ -118,18 +127,42 @@ def decoder_layer_decode(
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
-    check_scales("w_gate", w_gate, w_gate_scales)
-    check_scales("w_up", w_up, w_up_scales)
-    check_scales("w_down", w_down, w_down_scales)
-    matrices = (
-        wrap_matrix(w_gate, w_gate_scales),
-        WeightMatrix(w_up, w_up_scales),
-        WeightMatrix(w_down, w_down_scales),
+    mlp_weights = wrap_mlp_weights(
+        (x.shape[1], w_up.shape[1]),
+        (w_gate, w_up, w_down),
+        (w_gate_scales, w_up_scales, w_down_scales),
+        (w_gate_zeros, w_up_zeros, w_down_zeros),
+        (None, None, None),
+        (b_gate, b_up, b_down),
+        nibble_dtype,
+        False,
     )
-    mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
     check_arguments(x, mlp_weights, mlp_norm)
-    if not can_hold_hidden(x.shape[0], x.shape[1], x.dtype):
+    weights = wrap_weights(
+        Norm(norm_weight, None, 0.0, eps),
+        (w_qkv, w_qkv_scales, w_qkv_zeros),
+        (w_o, w_o_scales, w_o_zeros),
+        q_size,
+        kv_size,
+        nibble_dtype,
+    )
+    angle_rows = check_rope_positions(rope_positions, positions)
+    cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
+    step = DecodeStep(
+        positions,
+        angle_rows,
+        scale,
+        cos,
+        sin,
+        create_rms_norm(q_norm, eps),
+        create_rms_norm(k_norm, eps),
+        window,
+        softcap,
+        sinks,
+    )
+    sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads)
+    if not (keeps_hidden(x, weights, sizes) and can_share_hidden(weights, mlp_weights)):
         between, k_cache, v_cache = attention_block_decode(
             x,
             norm_weight,
@@ -158,6 +191,9 @@ def decoder_layer_decode(
             v_scale=v_scale,
             w_qkv_scales=w_qkv_scales,
             w_o_scales=w_o_scales,
+            w_qkv_zeros=w_qkv_zeros,
+            w_o_zeros=w_o_zeros,
+            nibble_dtype=nibble_dtype,
         )
         y = mlp(
             between,
@@ -174,32 +210,37 @@ def decoder_layer_decode(
             w_gate_scales=w_gate_scales,
             w_up_scales=w_up_scales,
             w_down_scales=w_down_scales,
+            w_gate_zeros=w_gate_zeros,
+            w_up_zeros=w_up_zeros,
+            w_down_zeros=w_down_zeros,
+            nibble_dtype=nibble_dtype,
         )
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     function = activation_function(activation)
     # The small operands of the MLP are loaded ahead of caches and weights, behind which they would arrive late.
     operands = prepare_feed_forward(mlp_norm, mlp_weights, function, replica_group, y)
-    weights = wrap_weights(norm_weight, (w_qkv, w_qkv_scales), (w_o, w_o_scales), eps, q_size, kv_size)
-    angle_rows = check_rope_positions(rope_positions, positions)
-    cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
-    step = DecodeStep(
-        positions,
-        angle_rows,
-        scale,
-        cos,
-        sin,
-        create_rms_norm(q_norm, eps),
-        create_rms_norm(k_norm, eps),
-        window,
-        softcap,
-        sinks,
-    )
-    sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads)
     step.load_scales(k_scale, v_scale, cache)
     tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group, operands)
     compute_feed_forward(tile, operands)
     return y, k_cache, v_cache
+
+
+def can_share_hidden(weights, mlp_weights):
+    """Return whether the feed-forward block takes hidden states as the attention block leaves them in SBUF.
+
+    w_qkv and all matrices of the feed-forward block have 4 bits then, with scales of columns, or none of them has.
+
+    Args:
+        weights: `BlockWeights` of the attention block.
+        mlp_weights: `Weights` of the feed-forward block.
+    """
+    for matrix in (mlp_weights.w_up, mlp_weights.w_down):
+        if matrix.adds_zero_points() != weights.is_paired():
+            return False
+        if matrix.nibbles is not None and not matrix.adds_zero_points():
+            return False
+    return True
 
 
 def decoder_layer_decode_reference(
@@ -241,11 +282,17 @@ def decoder_layer_decode_reference(
     w_gate_scales: np.ndarray | None = None,
     w_up_scales: np.ndarray | None = None,
     w_down_scales: np.ndarray | None = None,
+    w_qkv_zeros: np.ndarray | None = None,
+    w_o_zeros: np.ndarray | None = None,
+    w_gate_zeros: np.ndarray | None = None,
+    w_up_zeros: np.ndarray | None = None,
+    w_down_zeros: np.ndarray | None = None,
+    nibble_dtype: str = "float8_e4m3",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
 
-    Calls the references of `attention_block_decode` and `mlp`. `replica_group` is not read: nothing is summed
-    over ranks.
+    Calls the references of `attention_block_decode` and `mlp`. `replica_group` and `nibble_dtype` are not read: nothing
+    is summed over ranks.
     """
     attended = (x, norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o)
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
@@ -259,6 +306,8 @@ def decoder_layer_decode_reference(
         v_scale=v_scale,
         w_qkv_scales=w_qkv_scales,
         w_o_scales=w_o_scales,
+        w_qkv_zeros=w_qkv_zeros,
+        w_o_zeros=w_o_zeros,
     )
     weights = (w_up, w_down, w_gate, mlp_norm_weight)
     y = mlp_reference(
@@ -273,5 +322,8 @@ def decoder_layer_decode_reference(
         w_gate_scales=w_gate_scales,
         w_up_scales=w_up_scales,
         w_down_scales=w_down_scales,
+        w_gate_zeros=w_gate_zeros,
+        w_up_zeros=w_up_zeros,
+        w_down_zeros=w_down_zeros,
     )
     return y, k_cache, v_cache

@@ -92,11 +92,12 @@ Cost
     (H = 4096, F = 1792), 1.81, 1.79 and 1.75 times (H = 7168, F = 2048), 1.59, 1.56 and 1.22 times (H = 7168, F = 256);
     T = 512 takes 4, 3 and 19 % longer, T = 2048 4 % (H = 4096, F = 1792). Copies of up to 64 rows are multiplied by the
     scales, beyond that the weights.
-    With weights of 4 bits and a scale for each column (H = 4096, F = 1792), T = 1, 16 and 64 are 2.20, 2.16 and 1.63
+    With weights of 4 bits and a scale for each column (H = 4096, F = 1792), T = 1, 16 and 64 are 2.31, 2.17 and 1.66
     times as fast as with bfloat16; if bit operations on words of 32 bits take one element a cycle instead of two, a
-    guess of the record, 1.61 times at T = 1 and 16. Up to 64 rows x is stationary in groups of columns of the PE array
-    for gate and up too, see `grouped_gate`. T = 128 takes as long as in bfloat16, T = 2048 11 % longer. nibble_dtype
-    "bfloat16", for chips whose Tensor engine takes subnormal fp8 operands for 0, takes as long as bfloat16 at T = 1.
+    guess of the record, 1.67 times at T = 1 and 1.64 at 16. Rows lie in paired runs there, see `nibbles`. Up to 64 rows
+    x is stationary in groups of columns of the PE array for gate and up too, see `grouped_gate`. T = 128 takes as
+    long as in bfloat16, T = 2048 11 % longer. nibble_dtype "bfloat16", for chips whose Tensor engine takes subnormal
+    fp8 operands for 0, takes as long as bfloat16 at T = 1.
     With scales of groups of 128 rows T = 1, 4, 8, 16 and 64 are 2.40, 2.35, 2.03, 1.53 and 0.68 times as fast as with
     bfloat16: the Vector engine scales T / 128 sums for each weight, see `stacks`, and a DMA repeats float32 scales for
     each row. More rows, in groups of 64 more than 32 and of 32 more than 16, meet weights that were multiplied by their
@@ -125,8 +126,8 @@ from nki_kernels.projection.feed_forward import (
     cut_down_weight,
 )
 from nki_kernels.projection.feed_forward_pipeline import run_row_groups
-from nki_kernels.projection.feed_forward_weights import check_arguments, check_row_gate, wrap_weights
-from nki_kernels.projection.few_rows import takes_runs
+from nki_kernels.projection.feed_forward_weights import check_arguments, check_row_gate, wrap_mlp_weights
+from nki_kernels.projection.few_rows import can_take_runs, takes_runs
 from nki_kernels.projection.gated_product import needs_tail_in_both_halves
 from nki_kernels.projection.grouped_gate import (
     plan_gate_groups,
@@ -219,7 +220,7 @@ def mlp(
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
-    weights = wrap_weights(
+    weights = wrap_mlp_weights(
         (x.shape[1], w_up.shape[1]),
         (w_gate, w_up, w_down),
         (w_gate_scales, w_up_scales, w_down_scales),
@@ -265,7 +266,7 @@ def mlp(
     if few_rows:
         scale_rows(weights.list_gated(), x.dtype)
         scale_rows([weights.w_down], x.dtype)
-    in_runs = few_rows and weights.w_up.nibbles is None and not has_block_scales(weights.list_gated())
+    in_runs = few_rows and can_take_runs(weights.w_up) and not has_block_scales(weights.list_gated())
     gated = build_gated_product(weights, core.inner_columns, function, in_runs)
     down_matrices, layout = cut_down_weight(weights, core), None
     if few_rows:

@@ -12,6 +12,12 @@ in its low nibble, and row p + 128 in its high one. So both tiles that a loaded 
 block, column]. Of the remaining rows each block of up to 128 is stored apart: its high nibbles have the rows from 64
 on (more than 64 rows), or those from 32 on (more than 32 rows). A block of up to 32 rows has low nibbles alone. An odd
 K is stored with one more row, which is not used.
+
+Decode kernels keep hidden states in runs, see `decode.hidden`. Where `has_paired_runs` allows it, packed rows lie in
+runs as well, in *paired runs*: partition p has packed rows p * C … p * C + C - 1 for C = K / 256. Block 2 c of a loaded
+tile has the rows of low nibbles of packed rows p * C + c, and block 2 c + 1 those of high nibbles. As C divides 128, a
+partition has C neighbouring rows of low nibbles, and the C rows that lie 128 behind them. Hidden states and rows of
+norms and scales lie accordingly: C neighbouring elements, and then the C elements 128 behind them.
 """
 
 from __future__ import annotations
@@ -76,44 +82,28 @@ def is_packed(elements):
 
 
 def check_nibbles(elements, scales, zeros, nibble_dtype):
-    """Refuse packed elements without scales, zero points that do not fit, and gate and up of which one is packed.
+    """Refuse packed elements without scales, zero points that do not fit, and other dtypes of operands.
 
     Args:
-        elements: arrays of a block's gate, up and down @ HBM, or None for one that it lacks.
-        scales: their scales, or None.
-        zeros: their zero points, or None.
+        elements: array of a weight @ HBM, or None.
+        scales: its scales, or None.
+        zeros: its zero points, or None.
         nibble_dtype: "float8_e4m3" or "bfloat16".
     """
     assert nibble_dtype in ("float8_e4m3", "bfloat16"), (
         f"nibble_dtype is float8_e4m3 or bfloat16, not {nibble_dtype}"
     )
-    for index in range(len(elements)):
-        if elements[index] is None:
-            assert zeros[index] is None, "zero points are given without their weight; leave them out"
-            continue
-        if is_packed(elements[index]):
-            assert scales[index] is not None, (
-                "weights of 4 bits have scales; give those of all packed weights"
-            )
-            rows, columns = scales[index].shape[0], elements[index].shape[1]
-            assert zeros[index] is None or (
-                zeros[index].shape == (rows, columns) and zeros[index].dtype == nl.uint8
-            ), (
-                f"zero points are uint8 [{rows}, {columns}], one for each column of their weight and row of scales, "
-                f"not {zeros[index].dtype} {zeros[index].shape}"
-            )
-        else:
-            assert zeros[index] is None, (
-                "zero points are those of uint8 elements, two in a byte; leave them out"
-            )
-    assert elements[0] is None or is_packed(elements[0]) == is_packed(elements[1]), (
-        "one of gate and up is packed nibbles and the other is not; pack both or neither"
-    )
-
-
-def count_stored_rows(weight, rows):
-    """Return the rows of the elements of a WeightMatrix with `rows` rows: packed rows if it has 4 bits."""
-    return rows if weight.nibbles is None else count_packed_rows(rows, rows)
+    if elements is None:
+        assert zeros is None, "zero points are given without their weight; leave them out"
+    elif is_packed(elements):
+        assert scales is not None, "weights of 4 bits have scales; give those of all packed weights"
+        rows, columns = scales.shape[0], elements.shape[1]
+        assert zeros is None or (zeros.shape == (rows, columns) and zeros.dtype == nl.uint8), (
+            f"zero points are uint8 [{rows}, {columns}], one for each column of their weight and row of scales, "
+            f"not {zeros.dtype} {zeros.shape}"
+        )
+    else:
+        assert zeros is None, "zero points are those of uint8 elements, two in a byte; leave them out"
 
 
 def count_low_rows(rows):
@@ -143,6 +133,26 @@ def count_packed_rows(depth, end):
     return packed
 
 
+def count_stored_rows(elements, depth):
+    """Return the rows that an array @ HBM of a weight's elements has to have for a weight of `depth` rows."""
+    return count_packed_rows(depth, depth) if is_packed(elements) else depth
+
+
+def has_paired_runs(depth):
+    """Return whether `depth` rows can lie in paired runs: they are whole runs of 256 rows, whose number divides 128."""
+    return depth % RUN_ROWS == 0 and PARTITIONS % (depth // RUN_ROWS) == 0
+
+
+def view_paired_runs(rows, half):
+    """View the elements of rows [row, H] that meet low nibbles (half 0) or high ones (half 1) in paired runs.
+
+    The view is [row, run, position, C] for C = H / 256. The elements along the last axis belong to partition
+    run * (128 / C) + position. rows: in HBM, or an SBUF tile.
+    """
+    count = rows.shape[1] // RUN_ROWS
+    return rows.reshape_dim(1, (count, 2, PARTITIONS // count, count))[:, :, half, :, :]
+
+
 def choose_packed_blocks(count):
     """Return the K blocks of a loaded piece, at most `count` if that is 2 or more: an even number, as runs have two."""
     return max(2, count - count % 2)
@@ -154,26 +164,75 @@ def load_nibbles_into(tile, elements, depth, queue):
     Nibble n becomes n * 2^-9 in the tile's dtype, exactly. Row k lies on partition k % height, in block k // height,
     for a tile of `height` partitions, which is 128 unless the weight is one block. depth: K.
     """
+    unpack_into(tile, load_packed(elements, depth, queue), depth)
+
+
+def load_packed(elements, depth, queue):
+    """Load packed elements of a weight of `depth` rows @ HBM as they are; return a list of new uint8 tiles in SBUF.
+
+    The first has all whole runs, if there are any, [packed row, run, column]. Each block behind them has one, [packed
+    row, column]. queue: a queue of `dma`.
+    """
     stored = depth + depth % 2
     runs, columns = stored // RUN_ROWS, elements.shape[1]
+    tiles = []
     if runs > 0:
-        raw = nl.ndarray((PARTITIONS, runs, columns), dtype=nl.uint8, buffer=nl.sbuf)
+        tiles.append(nl.ndarray((PARTITIONS, runs, columns), dtype=nl.uint8, buffer=nl.sbuf))
         rows = elements[0 : runs * PARTITIONS, :].reshape_dim(0, (runs, PARTITIONS)).permute((1, 0, 2))
-        transfer(raw, rows, queue)
-        split_nibbles(tile[:, 0 : 2 * runs : 2, :], raw, False)
-        split_nibbles(tile[:, 1 : 2 * runs : 2, :], raw, True)
+        transfer(tiles[0], rows, queue)
     first_packed = runs * PARTITIONS
     for first, end in ranges(runs * RUN_ROWS, stored):
         low = count_low_rows(end - first)
-        last = min(end, depth)
         raw = nl.ndarray((low, columns), dtype=nl.uint8, buffer=nl.sbuf)
         transfer(raw, elements[first_packed : first_packed + low, :], queue)
-        block = tile[:, first // PARTITIONS, :]
+        tiles.append(raw)
+        first_packed += low
+    return tiles
+
+
+def unpack_into(tile, packed, depth):
+    """Write what `load_packed` returned to an SBUF tile [k in block, block, column], as `load_nibbles_into` does."""
+    stored = depth + depth % 2
+    runs = stored // RUN_ROWS
+    if runs > 0:
+        split_nibbles(tile[:, 0 : 2 * runs : 2, :], packed[0], False)
+        split_nibbles(tile[:, 1 : 2 * runs : 2, :], packed[0], True)
+    index = min(runs, 1)
+    for first, end in ranges(runs * RUN_ROWS, stored):
+        raw, last = packed[index], min(end, depth)
+        low, block = raw.shape[0], tile[:, first // PARTITIONS, :]
         rows = min(low, last - first)
         split_nibbles(block[0:rows, :], raw[0:rows, :], False)
         if last - first > low:
             split_nibbles(block[low : last - first, :], raw[0 : last - first - low, :], True)
-        first_packed += low
+        index += 1
+
+
+def load_paired_runs_into(tile, elements, first_block, queue):
+    """Load blocks `first_block` … of packed elements @ HBM in paired runs into an SBUF tile [partition, block, column].
+
+    All blocks of the tile are filled; `first_block` and their number are even. queue: a queue of `dma`. Nibble n
+    becomes n * 2^-9 in the tile's dtype, exactly.
+    """
+    unpack_paired_runs(tile, load_paired_runs(elements, first_block, tile.shape[1], queue))
+
+
+def load_paired_runs(elements, first_block, count, queue):
+    """Load the bytes of `count` blocks in paired runs; return a new SBUF tile [partition, packed row, column] uint8.
+
+    The other arguments are those of `load_paired_runs_into`.
+    """
+    first, end = first_block // 2, (first_block + count) // 2
+    raw = nl.ndarray((PARTITIONS, end - first, elements.shape[1]), dtype=nl.uint8, buffer=nl.sbuf)
+    rows = elements.reshape_dim(0, (PARTITIONS, elements.shape[0] // PARTITIONS))
+    transfer(raw, rows[:, first:end, :], queue)
+    return raw
+
+
+def unpack_paired_runs(tile, raw):
+    """Write what `load_paired_runs` returned to an SBUF tile [partition, block, column], low nibbles in even blocks."""
+    split_nibbles(tile[:, 0 : tile.shape[1] : 2, :], raw, False)
+    split_nibbles(tile[:, 1 : tile.shape[1] : 2, :], raw, True)
 
 
 def split_nibbles(dst, raw, high):

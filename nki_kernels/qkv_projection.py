@@ -13,7 +13,9 @@ Arguments:
     x            [T, H] @ HBM, float32 or bfloat16
     w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
     w_qkv_scales [1, Q + 2 KV + G] @ HBM, float32, or None. They multiply the columns of w_qkv, whose dtype is then
-                 float8_e4m3, float8_e5m2 or int8
+                 float8_e4m3, float8_e5m2 or int8, or uint8 for 4 bits
+    w_qkv_zeros, nibble_dtype
+                 zero points and operands of a w_qkv of 4 bits, [packed rows, Q + 2 KV + G], as w_up_zeros in mlp
     w_qkv_block_scales
                  [ceil(H / 128), ceil((Q + 2 KV + G) / 128)] @ HBM, float32, or None: at most 8192 numbers that
                  multiply 128 rows and columns of w_qkv each, instead of w_qkv_scales; see `block_scales`
@@ -55,7 +57,8 @@ Tiling
         multiplies. The first row tiles accumulate side by side while w_qkv arrives.
     Up to 64 rows that meet a w_qkv with scales, with RMSNorm or none and on one rank: x is loaded in runs, and panels
         of w_qkv share the PE array, see `group_panels`. Heads that are rotated in full, without bias and norms of
-        heads, are finished for all panels at once, see `head_groups`.
+        heads, are finished for all panels at once, see `head_groups`. More rows meet weights of 4 bits without their
+        zero points.
     With quantises_rows, rows are quantised in row tiles and transposed by DMA, two elements of fp8 at a time; columns
         of w_qkv stay in SBUF, and products run at double rate, see `quantised_heads`. Up to 64 rows are quantised in
         runs instead where H is a multiple of 128, and panels share the PE array as for plain rows.
@@ -73,6 +76,8 @@ Cost
     With float8_e4m3 weights, on one core of trn2 in program order, T = 1, 16 and 64 take 4.8, 5.6 and 6.5 us more than
     reading the stored bytes at 358 GB/s (H = 4096, Q = 512), 4.4, 5.6 and 7.1 (H = 8192, Q = 256), 4.5, 5.6 and 8.9
     (H = 8192, Q = 128): 1.77, 1.67 and 1.50 times as fast as bfloat16 on average. From 65 rows on they gain nothing.
+    With weights of 4 bits T = 1, 16 and 64 are 1.54, 1.25 and 1.29 times as fast as bfloat16 (H = 4096, Q = 512), 1.51,
+    1.20 and 1.01 times (H = 8192, Q = 128): latencies count more than bytes. T = 2048 takes up to 4 % longer.
     With quantises_rows, T = 2048, 4096 and 8192 are 1.71, 1.85 and 1.92 times as fast as in bfloat16 (H = 8192,
     Q = 1024), 1.26, 1.33 and 1.37 times (H = 4096, Q = 512): there the Scalar and the Vector engine quantise a row tile
     in 7.3 us, and its product takes 5.2. T = 1, 16 and 64 take 16, 18 and 27 us (H = 4096), in bfloat16 26 to 27.
@@ -88,6 +93,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import find_core_columns, find_core_rows
+from nki_kernels.nibbles import count_stored_rows, widen_nibbles_reference
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import widen_blocks_reference, widened
@@ -104,7 +110,7 @@ from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
-from nki_kernels.weights import check_scales, wrap_matrix
+from nki_kernels.weights import wrap_projection_operand
 
 cores = (1, 2)
 
@@ -143,7 +149,9 @@ def qkv_projection(
     v_norm=False,
     gate_size=0,
     w_qkv_scales=None,
+    w_qkv_zeros=None,
     w_qkv_block_scales=None,
+    nibble_dtype="float8_e4m3",
     quantises_rows=False,
 ):
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
@@ -167,10 +175,13 @@ def qkv_projection(
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     norm.check(hidden)
     assert bias is None or bias.shape == (1, width), f"bias is [1, {width}], not {bias.shape}"
-    assert w_qkv.shape == (hidden, width), (
-        f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
+    stored_rows = count_stored_rows(w_qkv, hidden)
+    assert w_qkv.shape == (stored_rows, width), (
+        f"w_qkv is [{stored_rows}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
     )
-    check_scales("w_qkv", w_qkv, w_qkv_scales, w_qkv_block_scales, MOST_BLOCKS)
+    matrix = wrap_projection_operand(
+        "w_qkv", w_qkv, hidden, w_qkv_scales, w_qkv_zeros, nibble_dtype, w_qkv_block_scales, MOST_BLOCKS
+    )
     if quantises_rows:
         check_row_weight("w_qkv", w_qkv, w_qkv_scales)
     assert kv_size > 0 or gate_size == 0, (
@@ -212,15 +223,14 @@ def qkv_projection(
     heads = Heads(
         outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles, w_qkv_scales
     )
-    weight = wrap_matrix(w_qkv, w_qkv_scales, None, w_qkv_block_scales)
     if quantises_rows and w_qkv.dtype == nl.int8:
-        project_integers(source, norm, weight, columns, heads)
-    elif quantises_rows and takes_groups(source, norm, True) and hidden % PARTITIONS == 0:
-        project_in_groups(source.all_rows, norm, weight, columns, heads, True)
+        project_integers(source, norm, matrix, columns, heads)
+    elif quantises_rows and takes_groups(source, norm, matrix) and hidden % PARTITIONS == 0:
+        project_in_groups(source.all_rows, norm, matrix, columns, heads, True)
     elif quantises_rows:
-        project_quantised(source, norm, weight, columns, heads)
+        project_quantised(source, norm, matrix, columns, heads)
     else:
-        project(source, norm, weight, columns, heads)
+        project(source, norm, matrix, columns, heads)
     if kv_size == 0:
         return outputs[0]
     if gate_size > 0:
@@ -285,14 +295,16 @@ def qkv_projection_reference(
     v_norm: bool = False,
     gate_size: int = 0,
     w_qkv_scales: np.ndarray | None = None,
+    w_qkv_zeros: np.ndarray | None = None,
     w_qkv_block_scales: np.ndarray | None = None,
+    nibble_dtype: str = "float8_e4m3",
     quantises_rows: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
 
-    They are rounded once, to x's dtype. replica_group and sequence_ranks are ignored: for several ranks pass
-    the rows of all, [T, H]. With quantises_rows, rows are rounded to fp8 as `paired_rows_reference` does, or to x's
-    dtype and then to integers as `quantised_product_reference` does.
+    They are rounded once, to x's dtype. nibble_dtype, replica_group and sequence_ranks are ignored: for several ranks
+    pass the rows of all, [T, H]. With quantises_rows, rows are rounded to fp8 as `paired_rows_reference` does, or to
+    x's dtype and then to integers as `quantised_product_reference` does.
     """
     wide = widened(x)
     as_integers = quantises_rows and w_qkv.dtype == np.int8
@@ -308,7 +320,10 @@ def qkv_projection_reference(
     if as_integers:
         product = quantised_product_reference(wide.astype(x.dtype), w_qkv, w_qkv_scales)
     else:
-        product = wide @ widened(widen_blocks_reference(w_qkv, w_qkv_block_scales), w_qkv_scales)
+        stored = widen_blocks_reference(
+            widen_nibbles_reference(w_qkv, x.shape[1], w_qkv_zeros), w_qkv_block_scales
+        )
+        product = wide @ widened(stored, w_qkv_scales)
     if bias is not None:
         product = product + widened(bias)
     ends = np.cumsum([q_size, kv_size, kv_size])

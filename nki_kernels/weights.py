@@ -22,7 +22,7 @@ import nki.language as nl
 
 from nki_kernels.block_scales import load_block_scales, widen_blocks
 from nki_kernels.dma import STATIC, transfer
-from nki_kernels.nibbles import NibbleMatrix, load_nibbles_into
+from nki_kernels.nibbles import NibbleMatrix, check_nibbles, load_nibbles_into, load_paired_runs_into
 from nki_kernels.projection.block_loads import load_rows_into
 from nki_kernels.scale_groups import check_group_scales, describe_nibbles, load_scaled_nibbles_into
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
@@ -107,9 +107,10 @@ def wrap_matrix(elements, scales=None, nibbles=None, block_scales=None):
 def wrap_operand(name, elements, depth, scales, zeros, nibble_dtype, block_scales=None, most_blocks=0):
     """Return the WeightMatrix of a kernel's weight with `depth` rows, @ HBM; None for None.
 
-    Raises AssertionError for scales of other shapes or dtypes. `name` names the weight. block_scales, most_blocks:
-    arguments of `check_scales`. The other arguments are those of `describe_nibbles`.
+    Raises AssertionError for scales and zero points that do not fit. `name` names the weight. block_scales and
+    most_blocks are arguments of `check_scales`, the others those of `describe_nibbles`.
     """
+    check_nibbles(elements, scales, zeros, nibble_dtype)
     nibbles = describe_nibbles(elements, depth, scales, zeros, nibble_dtype)
     if nibbles is not None and nibbles.scales is not None:
         check_scales(name, elements, None, block_scales, most_blocks)
@@ -117,6 +118,14 @@ def wrap_operand(name, elements, depth, scales, zeros, nibble_dtype, block_scale
         return WeightMatrix(elements, None, nibbles)
     check_scales(name, elements, scales, block_scales, most_blocks)
     return wrap_matrix(elements, scales, nibbles, block_scales)
+
+
+def wrap_projection_operand(
+    name, elements, depth, scales, zeros, nibble_dtype, block_scales=None, most_blocks=0
+):
+    """Return what `wrap_operand` returns, for a kernel that takes no scales of groups of rows, and refuse these."""
+    check_scales(name, elements, scales, block_scales, most_blocks)
+    return wrap_operand(name, elements, depth, scales, zeros, nibble_dtype, block_scales, most_blocks)
 
 
 def check_scales(name, elements, scales, block_scales=None, most_blocks=0):
@@ -291,9 +300,12 @@ def load_runs_into(tile, weight, first_block):
 
     All blocks of the tile are filled, in its dtype. With C = ceil(K / 128), row p * C + b lies on partition
     p, in block b of the weight. Rows beyond K, which the last partition lacks, stay undefined: no product may
-    read them.
+    read them. Weights of 4 bits lie in paired runs, see `nibbles`.
     """
     elements = weight.elements
+    if weight.nibbles is not None:
+        load_paired_runs_into(tile, elements, first_block, STATIC)
+        return
     depth = elements.shape[0]
     count = blocks(depth)
     end_block = first_block + tile.shape[1]

@@ -103,6 +103,11 @@ class Int4(Format):
         return ("nibble_dtype",)
 
     @property
+    def kernels(self) -> tuple[str, ...] | None:
+        """`mlp` alone for scales of groups of inputs, which have the parameter of scales of outputs; else None."""
+        return None if self.group is None else ("mlp",)
+
+    @property
     def _stored_tensors(self) -> tuple[str, ...]:
         return (ELEMENTS, SCALES) if self.symmetric else (ELEMENTS, SCALES, ZEROS)
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from model.layers.launch import Launch, Value
+from model.layers.launch import Launch
 
 _NORM = "norm_weight"
 _MATRICES = ("w_gate", "w_up", "w_down")
 _MLP_PARAMETERS = {
     _NORM: "mlp_norm_weight",
     **{name: name for name in (*_MATRICES, "activation", "b_gate", "b_up", "b_down")},
-    **{f"{name}_scales": f"{name}_scales" for name in _MATRICES},
+    **{f"{name}_{stored}": f"{name}_{stored}" for name in _MATRICES for stored in ("scales", "zeros")},
 }
 """Names of `decoder_layer_decode` for the parameters of `mlp` that both kernels have."""
 
@@ -61,16 +59,12 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     """Return whether the joint kernel computes these two launches.
 
     They must be `attention_block_decode` and `mlp` over the same number of rows, with the same x, eps and replica
-    group. The MLP needs a norm, the values of `_MLP_FIXED`, no argument without a parameter in the joint kernel, and no
-    weights of 4 bits.
+    group. The MLP needs a norm, the values of `_MLP_FIXED`, and no argument without a parameter in the joint kernel.
     """
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
         return False  # an argument without a parameter in the joint kernel
-    matrices = [mlp.arguments.get(name) for name in _MATRICES]
-    if any(isinstance(matrix, Value) and matrix.dtype == np.uint8 for matrix in matrices):
-        return False  # the joint kernel takes no weights of 4 bits
     return (
         mlp.arguments.get(_NORM) is not None
         and all(mlp.arguments.get(name) == attention.arguments[name] for name in _SHARED_PARAMETERS)

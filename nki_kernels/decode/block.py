@@ -20,9 +20,10 @@ from nki_kernels.decode.group_loads import GroupLoads
 from nki_kernels.decode.launch import SeenKeys, TokenRows
 from nki_kernels.decode.output import OutputWeights, add_output
 from nki_kernels.decode.pipeline import CLEARED_IN, clear_pieces, run
-from nki_kernels.decode.projected import project
+from nki_kernels.decode.projected import project, start_packed_product
 from nki_kernels.decode.rotation import Rotation, copy_heads, normalise_heads, rotate_heads
 from nki_kernels.decode.tokens import load_first_positions
+from nki_kernels.nibbles import has_paired_runs
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.runs import compute_reciprocal_roots, weight_runs
 from nki_kernels.tiles import PARTITIONS, ranges
@@ -41,6 +42,19 @@ class BlockWeights(nl.NKIObject):
     w_o: WeightMatrix
     q_size: int
     kv_size: int
+
+    def is_paired(self):
+        """Return whether hidden states lie in paired runs, because w_qkv has 4 bits."""
+        return self.w_qkv.nibbles is not None
+
+    def can_meet_runs(self, sizes):
+        """Return whether weights of 4 bits can meet hidden states in runs and heads in tiles of 128 elements."""
+        if self.w_qkv.nibbles is not None and not has_paired_runs(self.w_qkv.nibbles.depth):
+            return False
+        depth = sizes.joined * sizes.depth
+        return (
+            self.w_o.nibbles is None or depth == PARTITIONS or (depth < PARTITIONS and depth == self.q_size)
+        )
 
 
 def compute_attention_block(tile, weights, launch, replica_group, following=None):
@@ -62,11 +76,16 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
     sizes, step = launch.sizes, launch.step
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-    hidden_rows = weight_runs(tile, weights.norm)
+    hidden_rows = weight_runs(tile, weights.norm, weights.is_paired())
     # Scalar triggers the loads of scales before it waits for the squares of hidden states.
     scales = None if weights.w_qkv.scales is None else ProjectionScales(weights.w_qkv.scales, sizes)
-    roots = compute_reciprocal_roots(tile, weights.w_qkv.elements.shape[0], weights.norm)
-    output_weights = OutputWeights(weights.w_o, sizes)
+    roots = compute_reciprocal_roots(tile, weights.w_qkv.count_rows(), weights.norm)
+    output_weights = OutputWeights(weights.w_o, sizes, weights.is_paired())
+    started = start_packed_product(hidden_rows, weights.w_qkv, sizes)
+    if weights.w_o.nibbles is not None and weights.is_paired():
+        # The Vector engine unpacks w_o while products with w_qkv run.
+        output_weights.load_first_heads()
+        output_weights.unpack()
     rotation = None if step.cos is None else Rotation(step, sizes)
     spans = ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
     heights = []
@@ -78,7 +97,7 @@ def compute_attention_block(tile, weights, launch, replica_group, following=None
     key_addresses, value_addresses = launch.cache.compute_new_addresses(launch, step.positions, heights)
     if early:
         clear_pieces(launch, loads, seen_keys, 0, (0, CLEARED_IN))
-    projected = project(hidden_rows, weights.w_qkv, sizes, roots, scales)
+    projected = project(hidden_rows, weights.w_qkv, sizes, roots, scales, started)
     if following is not None:
         following.load_scales()
     if not early:

@@ -11,10 +11,16 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import STATIC
+from nki_kernels.nibbles import RUN_ROWS, load_packed, unpack_into, view_paired_runs
 from nki_kernels.norms.blocks import load_column
 from nki_kernels.projection.row_groups import item_bytes
+from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, count_block_partitions, ranges
 from nki_kernels.weights import choose_operand_dtype
+
+PIECES_DURING_PRODUCT, PIECES_DURING_SUM = 2, 8
+"""Most pieces of weights of 4 bits that are unpacked while w_o is multiplied, and while ranks are summed."""
 
 AHEAD_SHARE = 6
 """The weight that is loaded while attention works takes at most 1 / AHEAD_SHARE of SBUF: 34 KiB on gen3."""
@@ -28,19 +34,30 @@ class OutputWeights(nl.NKIObject):
     float32 in SBUF, those of the columns in the layout of a row of hidden states; None without scales. They are loaded
     when the object is made.
 
+    Of a weight of 4 bits a tile has the rows of a run, [k in block, block, H], which are two heads of 128 elements.
+    `packed` has the bytes of loaded tiles that are not unpacked yet. `zero_points`: as `load_zero_points` returns them.
+
     Args:
         w_o: `WeightMatrix` [Q, H].
+        paired: whether hidden states lie in paired runs.
     """
 
-    def __init__(self, w_o, sizes):
+    def __init__(self, w_o, sizes, paired):
         self.source, self.dtype = w_o.elements, choose_operand_dtype([w_o], sizes.dtype)
-        self.scales = None if w_o.scales is None else load_column(w_o.scales, 0.0, True)
+        self.scales = None if w_o.scales is None else load_column(w_o.scales, 0.0, True, paired)
+        self.weight, self.paired, self.packed = w_o, paired, []
+        self.zero_points = None if w_o.nibbles is None else load_zero_points([w_o], self.dtype)
         self.heads = sizes.heads // sizes.joined
         self.depth = sizes.joined * sizes.depth
         self.tiles = []
 
     def load_first_heads(self):
-        """Begin to load the first heads that fit into 1 / AHEAD_SHARE of SBUF, at least one, while attention works."""
+        """Begin to load the first heads that fit into 1 / AHEAD_SHARE of SBUF, at least one, while attention works.
+
+        Do nothing if that is done.
+        """
+        if len(self.tiles) + len(self.packed) > 0:
+            return
         depth_ranges, hidden = ranges(0, self.depth), self.source.shape[1]
         head_bytes = len(depth_ranges) * hidden * item_bytes(self.source.dtype)
         most = nl.tile_size.sbuf_fmax_bytes // AHEAD_SHARE // head_bytes
@@ -48,7 +65,13 @@ class OutputWeights(nl.NKIObject):
             self.load_next_head()
 
     def load_next_head(self):
-        """Load the rows of the next head, or of the next `sizes.joined` heads, and append their tile to `tiles`."""
+        """Load the rows of the next head, or of the next `sizes.joined` heads, and append their tile to `tiles`.
+
+        Of a weight of 4 bits load the next run, if there is one, and append it to `packed`.
+        """
+        if self.weight.nibbles is not None:
+            self.load_next_run()
+            return
         depth_ranges = ranges(0, self.depth)
         shape = (min(self.depth, PARTITIONS), len(depth_ranges), self.source.shape[1])
         raw = nl.ndarray(shape, dtype=self.source.dtype, buffer=nl.sbuf)
@@ -58,6 +81,24 @@ class OutputWeights(nl.NKIObject):
             nisa.dma_copy(dst=raw[0 : end - start, d, :], src=self.source[first + start : first + end, :])
         self.tiles.append(raw)
 
+    def load_next_run(self):
+        """Load the bytes of the next run of a weight of 4 bits, if there is one, and append them to `packed`."""
+        rows = self.weight.count_rows()
+        first = (len(self.tiles) + len(self.packed)) * RUN_ROWS
+        if first < rows:
+            run = self.weight.submatrix((first, min(rows, first + RUN_ROWS)), (0, self.source.shape[1]))
+            self.packed.append(load_packed(run.elements, run.count_rows(), STATIC))
+
+    def unpack(self):
+        """Convert the runs of `packed` to new tiles of `tiles`, on the Vector engine."""
+        for packed in self.packed:
+            depth = min(RUN_ROWS, self.weight.count_rows() - len(self.tiles) * RUN_ROWS)
+            shape = (min(depth, PARTITIONS), blocks(depth), self.source.shape[1])
+            tile = nl.ndarray(shape, dtype=self.dtype, buffer=nl.sbuf)
+            unpack_into(tile, packed, depth)
+            self.tiles.append(tile)
+        self.packed = []
+
     def provide_head_rows(self, head):
         """Return the weight rows of one head in SBUF, [D in tile, tile, H], in the dtype in which products take them.
 
@@ -66,6 +107,14 @@ class OutputWeights(nl.NKIObject):
         Args:
             head: index in `tiles`, which counts sets of `sizes.joined` heads.
         """
+        if self.weight.nibbles is not None:
+            heads_per_run = RUN_ROWS // PARTITIONS
+            run = head // heads_per_run
+            if run >= len(self.tiles):
+                if len(self.packed) == 0:
+                    self.load_next_run()
+                self.unpack()
+            return self.tiles[run][:, head % heads_per_run : head % heads_per_run + 1, :]
         if head >= len(self.tiles):
             self.load_next_head()
         raw = self.tiles[head]
@@ -92,6 +141,10 @@ def add_output(tile, outputs, weights, replica_group, following):
     """
     hidden = weights.source.shape[1]
     sums = allocate_output_sums(tile, hidden)
+    negated_sums = None
+    if weights.zero_points is not None:
+        rows = outputs[:, 0, :, :].permute((0, 2, 1))
+        negated_sums = negate_sums(rows, weights.weight.count_rows(), fill_minus_ones(rows.dtype))
     depth_ranges = ranges(0, weights.depth)
     heads = outputs.shape[3]
     # Heads are the outer loop, so the products of one run while the weights of later ones are loaded.
@@ -99,21 +152,25 @@ def add_output(tile, outputs, weights, replica_group, following):
         rows = weights.provide_head_rows(head)
         for d in range(len(depth_ranges)):
             used = depth_ranges[d][1] - depth_ranges[d][0]
-            for bank, first in sums:
-                for i in range(bank.shape[1]):
-                    block = first + i
-                    nisa.nc_matmul(
-                        dst=bank[0 : count_block_partitions(hidden, block, True), i, :],
-                        stationary=rows[0:used, d, block : hidden : blocks(hidden)],
-                        moving=outputs[0:used, d, :, head],
-                        accumulate=head + d > 0,
-                    )
+            add_output_block(
+                sums, rows[0:used, d, :], outputs[0:used, d, :, head], head + d > 0, weights.paired
+            )
+    if negated_sums is not None:
+        add_output_block(sums, weights.zero_points[:, 0, :], negated_sums, True, weights.paired)
+    if following is not None and weights.paired:
+        following.load_early_weights()
+        if replica_group is None:
+            following.unpack_early_weights(PIECES_DURING_PRODUCT)
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     added = None
     if replica_group is not None:
         if following is not None:
             following.load_early_weights()
         added = sum_over_ranks(sums, tile, weights.scales, replica_group)
+        if following is not None:
+            following.unpack_early_weights(PIECES_DURING_SUM)
+            if weights.paired:
+                following.load_down_scales()
     for index in range(len(sums)):
         bank, first = sums[index]
         last = first + bank.shape[1]
@@ -130,6 +187,32 @@ def add_output(tile, outputs, weights, replica_group, following):
             op=nl.add,
         )
     return result
+
+
+def add_output_block(sums, weights, outputs, accumulate, paired):
+    """Add the product of one block of the contraction to the accumulators of hidden states; write unless `accumulate`.
+
+    Args:
+        sums: pairs of `allocate_output_sums`.
+        weights: [partition, H] in SBUF.
+        outputs: [partition, token] in SBUF.
+        paired: whether hidden states lie in paired runs.
+    """
+    hidden = weights.shape[1]
+    count = blocks(hidden)
+    for bank, first in sums:
+        for i in range(bank.shape[1]):
+            block = first + i
+            columns = weights[:, block:hidden:count]
+            if paired:
+                half = 2 * block // count
+                columns = view_paired_runs(weights, half)[:, :, :, block - half * count // 2]
+            nisa.nc_matmul(
+                dst=bank[0 : count_block_partitions(hidden, block, True), i, :],
+                stationary=columns,
+                moving=outputs,
+                accumulate=accumulate,
+            )
 
 
 def multiply_by_columns(dst, bank, scales):

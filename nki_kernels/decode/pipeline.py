@@ -74,6 +74,9 @@ def run(launch, loads, seen_keys, cleared):
         # All weights are found by now, and GpSimd addresses the new keys while the values are loaded.
         if step == items + 1 and sizes.keys_first:
             loads.store_keys()
+        if item + 1 == items and loads.output_weights is not None:
+            # The Vector engine has time before the last products with values end.
+            loads.output_weights.unpack()
         if item >= 0:
             block = add_values(launch, loads, block, weights[item], seen_keys.ones, item)
         if masks:

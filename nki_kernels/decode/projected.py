@@ -12,12 +12,20 @@ Sums leave PSUM times 1 / rms of their token, and times the scale of their colum
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
+from nki_kernels.projection.products import allocate_blocks, plan_weight_ranges
+from nki_kernels.projection.zero_points import (
+    NegatedSums,
+    add_up_rows,
+    fill_minus_ones,
+    load_zero_points,
+)
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions, ranges
-from nki_kernels.weights import choose_operand_dtype, load_runs_into, select_columns
+from nki_kernels.weights import WeightMatrix, choose_operand_dtype, load_runs_into, select_columns
 
 
 class Projected(nl.NKIObject):
@@ -51,7 +59,91 @@ def plan_column_groups(sizes):
     return groups
 
 
-def project(rows, w_qkv, sizes, roots, column_scales):
+@dataclass
+class GroupProduct(nl.NKIObject):
+    """Sums of the columns of w_qkv that are accumulated together, in PSUM, and how far they are added up.
+
+    rows: hidden states times the norm's weight, [partition, C, token] in SBUF. matrix: WeightMatrix of the columns.
+    value_columns: how many of these, the last ones, are values. sums: triples of `allocate_head_sums`. banks, panels:
+    as for `add_values`. loads: ranges (start, end) of K blocks that are loaded together. loaded: how many of them are
+    added. zero_points: result of `load_zero_points` for a weight of 4 bits, else None. negated_sums: NegatedSums of
+    the rows, or None.
+    """
+
+    rows: nl.NkiTensor
+    matrix: WeightMatrix
+    value_columns: int
+    sums: list
+    banks: list
+    panels: list
+    loads: list
+    loaded: int
+    zero_points: nl.NkiTensor | None
+    negated_sums: object
+
+    def multiply_until(self, end_block, sizes):
+        """Load and multiply the ranges of K blocks that end at `end_block` or before, in order."""
+        hidden, width = self.matrix.count_rows(), self.matrix.elements.shape[1]
+        dtype = choose_operand_dtype([self.matrix], sizes.dtype)
+        while self.loaded < len(self.loads) and self.loads[self.loaded][1] <= end_block:
+            start, stop = self.loads[self.loaded]
+            weights = allocate_blocks(hidden, stop - start, width, dtype)
+            load_runs_into(weights, self.matrix, start)
+            add_heads(self.sums, weights, self.rows, start, hidden, sizes)
+            value_weights = weights[:, :, width - self.value_columns : width]
+            add_values(self.banks, value_weights, self.panels, self.rows, start, hidden)
+            self.loaded += 1
+
+    def add_zero_points(self, sizes):
+        """Add the term of the zero points, if the weight has 4 bits."""
+        if self.zero_points is not None:
+            sums = self.negated_sums.split()
+            add_head_block(self.sums, self.zero_points[:, 0, :], sums, True, sizes)
+            width = self.zero_points.shape[2]
+            value_zeros = self.zero_points[:, 0, width - self.value_columns : width]
+            add_value_block(self.banks, value_zeros, self.panels, sums, True)
+
+
+def start_group(group, rows, w_qkv, sizes, negated_sums):
+    """Return the GroupProduct of one of `plan_column_groups`, with nothing added up yet.
+
+    negated_sums: NegatedSums of the rows for a w_qkv of 4 bits, else None. The other arguments are those of `project`.
+    """
+    first, end, left, right = group
+    first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
+    columns = first * sizes.depth, end * sizes.depth
+    if right > left:
+        columns = first_value + left, first_value + right
+        if end > first:
+            columns = first * sizes.depth, first_value + right
+    matrix = select_columns(w_qkv, columns[0], columns[1])
+    sums = allocate_head_sums(end - first, sizes)
+    panels, banks = ranges(0, right - left, BANK), []
+    for start, stop in panels:
+        banks.append(nl.ndarray((sizes.tokens, stop - start), dtype=nl.float32, buffer=nl.psum))
+    zero_points = None
+    if negated_sums is not None:
+        zero_points = load_zero_points([matrix], choose_operand_dtype([matrix], sizes.dtype))
+    # Parts of the weight grow from one block on, so the first products begin while most of it is on its way.
+    loads = plan_weight_ranges(matrix, columns[1] - columns[0], 1)
+    return GroupProduct(rows, matrix, right - left, sums, banks, panels, loads, 0, zero_points, negated_sums)
+
+
+def start_packed_product(rows, w_qkv, sizes):
+    """Return the GroupProduct of the first columns with all of its products; None unless w_qkv has 4 bits.
+
+    The Vector engine unpacks weights before it prepares masks and angles, for which no product waits.
+    """
+    if w_qkv.nibbles is None:
+        return None
+    negated_sums = NegatedSums(add_up_rows(rows, w_qkv.count_rows(), fill_minus_ones(rows.dtype)), rows.dtype)
+    product = start_group(plan_column_groups(sizes)[0], rows, w_qkv, sizes, negated_sums)
+    product.multiply_until(blocks(w_qkv.count_rows()), sizes)
+    negated_sums.split()
+    return product
+
+
+def project(rows, w_qkv, sizes, roots, column_scales, started=None):
     """Return `rows` times w_qkv, times `roots`, as a `Projected`; w_qkv is loaded from HBM piece by piece.
 
     Args:
@@ -59,35 +151,24 @@ def project(rows, w_qkv, sizes, roots, column_scales):
         w_qkv: `WeightMatrix` [H, q_size + 2 * kv_size].
         roots: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `compute_reciprocal_roots`.
         column_scales: `ProjectionScales` of w_qkv, or None without scales.
+        started: result of `start_packed_product`.
     """
     result = Projected(sizes)
-    hidden = w_qkv.elements.shape[0]
-    dtype = choose_operand_dtype([w_qkv], sizes.dtype)
-    first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
-    for first, end, left, right in plan_column_groups(sizes):
-        sums = allocate_head_sums(end - first, sizes)
-        factors = compute_head_factors(sums, first, roots[0], column_scales, sizes)
-        panels = ranges(0, right - left, BANK)
-        banks = []
-        for start, stop in panels:
-            banks.append(nl.ndarray((sizes.tokens, stop - start), dtype=nl.float32, buffer=nl.psum))
-        columns = first * sizes.depth, end * sizes.depth
-        if right > left:
-            columns = first_value + left, first_value + right
-            if end > first:
-                columns = first * sizes.depth, first_value + right
-        width = columns[1] - columns[0]
-        # Parts of the weight grow from one block on, so the first products begin while most of it is on its way.
-        for start, stop in plan_growing_ranges(blocks(hidden), width, 1):
-            weights = allocate_blocks(hidden, stop - start, width, dtype)
-            load_runs_into(weights, select_columns(w_qkv, columns[0], columns[1]), start)
-            add_heads(sums, weights, rows, start, hidden, sizes)
-            value_weights = weights[:, :, width - (right - left) : width]
-            add_values(banks, value_weights, panels, rows, start, hidden)
-        read_heads(result.heads, sums, first, factors, sizes)
-        for panel in range(len(panels)):
-            start, stop = left + panels[panel][0], left + panels[panel][1]
-            read_values(result.values[:, start:stop], banks[panel], start, roots[1], column_scales)
+    negated_sums = None if started is None else started.negated_sums
+    for group in plan_column_groups(sizes):
+        product = started
+        if product is None:
+            product = start_group(group, rows, w_qkv, sizes, negated_sums)
+        started = None
+        first, first_column = group[0], group[2]
+        factors = compute_head_factors(product.sums, first, roots[0], column_scales, sizes)
+        product.multiply_until(blocks(w_qkv.count_rows()), sizes)
+        product.add_zero_points(sizes)
+        read_heads(result.heads, product.sums, first, factors, sizes)
+        for panel in range(len(product.panels)):
+            start = first_column + product.panels[panel][0]
+            stop = first_column + product.panels[panel][1]
+            read_values(result.values[:, start:stop], product.banks[panel], start, roots[1], column_scales)
     return result
 
 
@@ -122,18 +203,29 @@ def add_heads(sums, weights, rows, first, hidden, sizes):
     for within in range(weights.shape[1]):
         block = first + within
         used = count_block_partitions(hidden, block, True)
-        for first_head, end_head, tile in sums:
-            for head in range(first_head, end_head, sizes.together):
-                count = min(sizes.together, end_head - head)
-                for d in range(sizes.depth_tiles):
-                    height = min(PARTITIONS, count * sizes.depth - d * PARTITIONS)
-                    column = head * sizes.depth + d * PARTITIONS
-                    nisa.nc_matmul(
-                        dst=tile[0:height, d, (head - first_head) // sizes.together, :],
-                        stationary=weights[0:used, within, column : column + height],
-                        moving=rows[0:used, block, :],
-                        accumulate=block > 0,
-                    )
+        add_head_block(sums, weights[0:used, within, :], rows[0:used, block, :], block > 0, sizes)
+
+
+def add_head_block(sums, weights, rows, accumulate, sizes):
+    """Add the product of one block of the contraction to the accumulators of the heads; write them unless `accumulate`.
+
+    Args:
+        sums: triples of `allocate_head_sums`.
+        weights: [partition, column] in SBUF, whose first columns make the heads.
+        rows: [partition, token] in SBUF.
+    """
+    for first_head, end_head, tile in sums:
+        for head in range(first_head, end_head, sizes.together):
+            count = min(sizes.together, end_head - head)
+            for d in range(sizes.depth_tiles):
+                height = min(PARTITIONS, count * sizes.depth - d * PARTITIONS)
+                column = head * sizes.depth + d * PARTITIONS
+                nisa.nc_matmul(
+                    dst=tile[0:height, d, (head - first_head) // sizes.together, :],
+                    stationary=weights[:, column : column + height],
+                    moving=rows,
+                    accumulate=accumulate,
+                )
 
 
 def add_values(banks, weights, panels, rows, first, hidden):
@@ -153,14 +245,22 @@ def add_values(banks, weights, panels, rows, first, hidden):
     for within in range(weights.shape[1]):
         block = first + within
         used = count_block_partitions(hidden, block, True)
-        for panel in range(len(panels)):
-            start, stop = panels[panel]
-            nisa.nc_matmul(
-                dst=banks[panel],
-                stationary=rows[0:used, block, :],
-                moving=weights[0:used, within, start:stop],
-                accumulate=block > 0,
-            )
+        add_value_block(banks, weights[0:used, within, :], panels, rows[0:used, block, :], block > 0)
+
+
+def add_value_block(banks, weights, panels, rows, accumulate):
+    """Add the product of one block of the contraction to the accumulators of values; write them unless `accumulate`.
+
+    Args:
+        banks, panels: as for `add_values`.
+        weights: [partition, column] in SBUF, the columns of values only.
+        rows: [partition, token] in SBUF.
+    """
+    for panel in range(len(panels)):
+        start, stop = panels[panel]
+        nisa.nc_matmul(
+            dst=banks[panel], stationary=rows, moving=weights[:, start:stop], accumulate=accumulate
+        )
 
 
 def compute_head_factors(sums, first, roots, column_scales, sizes):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.nibbles import view_paired_runs
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, ranges
 
 SQUARED_BLOCKS = 16
@@ -49,11 +50,12 @@ def load_norm_blocks(norm, eps, runs):
     return BlockNorm(weight, bias, eps)
 
 
-def load_column(row, offset, runs):
+def load_column(row, offset, runs, paired=False):
     """Load a row [1, H] of HBM, spread over the partitions, plus `offset`: [partition, block] float32 in SBUF.
 
     There are C = ceil(H / 128) blocks. With `runs` element p * C + i of the row lies on partition p in block
-    i, else element i * 128 + p does. Places without an element get the offset.
+    i, else element i * 128 + p does. Places without an element get the offset. paired: whether the runs are paired, as
+    for weights of 4 bits, see `nibbles`.
     """
     depth = row.shape[1]
     count = blocks(depth)
@@ -61,7 +63,7 @@ def load_column(row, offset, runs):
     column = nl.ndarray((height, count), dtype=nl.float32, buffer=nl.sbuf)
     if runs:
         raw = nl.ndarray((height, count), dtype=row.dtype, buffer=nl.sbuf)
-        load_runs(raw, row)
+        load_runs(raw, row, paired)
     else:
         # In blocks a partition's elements lie 128 apart in HBM, so whole lines are loaded and transposed on chip.
         lines = nl.ndarray((count, height), dtype=row.dtype, buffer=nl.sbuf)
@@ -77,13 +79,19 @@ def load_column(row, offset, runs):
     return column
 
 
-def load_runs(column, row):
+def load_runs(column, row, paired):
     """Load a row [1, H] of HBM into `column` [partition, C] in SBUF, where C = ceil(H / 128).
 
-    Element p * C + i goes to partition p, block i. Elements that the last partition lacks become 0.
+    Element p * C + i goes to partition p, block i. Elements that the last partition lacks become 0. paired: as for
+    `load_column`.
     """
     depth = row.shape[1]
     count = blocks(depth)
+    if paired:
+        for half in range(2):
+            elements = column[:, half * count // 2 : (half + 1) * count // 2]
+            transfer(elements, view_paired_runs(row, half), STATIC)
+        return
     full = depth // count
     if full < column.shape[0]:
         nisa.memset(dst=column, value=0.0)

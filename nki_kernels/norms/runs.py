@@ -84,7 +84,26 @@ def sum_squares(tile, sums):
     nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=2)
 
 
-def weight_runs(tile, norm):
+def write_weighted(dst, rows, weight, paired=False):
+    """Write rows [partition, C, row] times a weight [partition, C] to `dst` in SBUF; without a weight copy them.
+
+    paired: whether rows and weight lie in paired runs. Their halves alternate in `dst` then, as products take them.
+    """
+    if paired:
+        count = rows.shape[1]
+        for half in range(2):
+            blocks_range = slice(half * count // 2, (half + 1) * count // 2)
+            factor = None if weight is None else weight[:, blocks_range]
+            write_weighted(dst[:, half:count:2, :], rows[:, blocks_range, :], factor)
+        return
+    if weight is None:
+        nisa.tensor_copy(dst=dst, src=rows)
+    else:
+        factor = weight.expand_dim(2).broadcast(2, rows.shape[2])
+        nisa.tensor_tensor(dst=dst, data1=rows, data2=factor, op=nl.multiply)
+
+
+def weight_runs(tile, norm, paired=False):
     """Return hidden states times the norm's weight, not normalised: [partition, C, row] of tile's dtype in SBUF.
 
     `compute_reciprocal_roots` has the factors that are still missing; products of the result are multiplied by them.
@@ -92,12 +111,12 @@ def weight_runs(tile, norm):
     Args:
         tile: hidden states [partition, row, C]: partition p holds elements p * C … p * C + C - 1 of each row.
         norm: `Norm` with a weight in HBM; its offset and bias are not applied.
+        paired: whether the hidden states lie in paired runs, see `write_weighted`.
     """
     height, rows, count = tile.shape
-    weight = load_column(norm.weight, 0.0, True)  # adds 0 to the weight, in runs
+    weight = load_column(norm.weight, 0.0, True, paired)  # adds 0 to the weight, in runs
     weighted = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
-    factor = weight.expand_dim(2).broadcast(2, rows)
-    nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
+    write_weighted(weighted, tile.permute((0, 2, 1)), weight, paired)
     return weighted
 
 

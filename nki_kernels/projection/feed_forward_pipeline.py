@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from nki_kernels.cores import exchange_tiles
+from nki_kernels.projection.chunk_starts import plan_chunk_start
 from nki_kernels.projection.feed_forward import (
     allocate_intermediate,
     append_row_scales,
@@ -22,7 +23,7 @@ from nki_kernels.projection.gated_product import compute_unit
 from nki_kernels.projection.grouped_gate import accumulate_group_unit, finish_group_unit, load_group_piece
 from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups
 from nki_kernels.projection.quantised_rows import QUANTISATION_STAGES
-from nki_kernels.projection.residual_product import compute_chunk, plan_chunk_start
+from nki_kernels.projection.residual_product import compute_chunk
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import nki.language as nl
 
 from nki_kernels.matmul import MAX_CONTRACTION
-from nki_kernels.nibbles import check_nibbles
 from nki_kernels.nibbles import count_stored_rows as count_nibble_rows
+from nki_kernels.nibbles import is_packed
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.projection.mx_operands import stores_mx, wrap_mx_matrix
 from nki_kernels.tiles import MAX_ROW_BYTES, expect_hidden
@@ -19,7 +19,7 @@ MOST_BLOCKS = 4096
 """Most blocks of a weight with a scale each: 16 KiB of each partition for each of three weights."""
 
 
-def wrap_weights(sizes, elements, scales, zeros, block_scales, biases, nibble_dtype, quantises_rows):
+def wrap_mlp_weights(sizes, elements, scales, zeros, block_scales, biases, nibble_dtype, quantises_rows):
     """Return the Weights of a block: WeightMatrix records, or MxMatrix records of weights in an MX format.
 
     Raises AssertionError if scales or zero points do not fit their weights, if the weights are packed in part, or if
@@ -54,7 +54,6 @@ def wrap_weights(sizes, elements, scales, zeros, block_scales, biases, nibble_dt
                 wrap_mx_matrix(names[index], elements[index], scales[index], depths[index], columns[index])
             )
         return Weights(matrices[0], matrices[1], matrices[2], biases[0], biases[1], biases[2])
-    check_nibbles(elements, scales, zeros, nibble_dtype)
     for index in range(len(names)):
         matrices.append(
             wrap_operand(
@@ -68,6 +67,9 @@ def wrap_weights(sizes, elements, scales, zeros, block_scales, biases, nibble_dt
                 MOST_BLOCKS,
             )
         )
+    assert elements[0] is None or is_packed(elements[0]) == is_packed(elements[1]), (
+        "one of gate and up is packed nibbles and the other is not; pack both or neither"
+    )
     weights = Weights(matrices[0], matrices[1], matrices[2], biases[0], biases[1], biases[2])
     if quantises_rows:
         check_quantised_rows(weights)
@@ -117,7 +119,9 @@ def count_stored_rows(weight, depth):
 
     weight: WeightMatrix or MxMatrix, whose rows are checked already.
     """
-    return weight.elements.shape[0] if stores_mx(weight.elements) else count_nibble_rows(weight, depth)
+    return (
+        weight.elements.shape[0] if stores_mx(weight.elements) else count_nibble_rows(weight.elements, depth)
+    )
 
 
 def check_quantised_rows(weights):

@@ -4,7 +4,8 @@ Such weights arrive in half the time of others, so the time before the first pro
 leave most partitions idle: the norm of one row of 8192 elements takes 20 us on one partition. Here rows lie in runs:
 with C = ceil(H / 128) partition p holds elements p * C … of every row, [partition, C, row]. They are multiplied by the
 norm's weight alone, and the sums by 1 / rms of their rows (`RowFactors`), so that products wait for one pass over x.
-Rows that meet weights of 4 bits lie in blocks instead, as the runs of such weights demand, [h in block, block, row].
+Rows that meet weights of 4 bits lie in paired runs where H allows it, see `nibbles`, else in blocks, [h in block,
+block, row].
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import nki.language as nl
 
 from nki_kernels.decode.hidden import can_hold_hidden, load_hidden
 from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.nibbles import has_paired_runs, view_paired_runs
 from nki_kernels.norms.blocks import load_column
-from nki_kernels.norms.runs import RowFactors, sum_squares
+from nki_kernels.norms.runs import RowFactors, sum_squares, write_weighted
 from nki_kernels.projection.grouped_gate import compute_group_factors, load_group_scales
 from nki_kernels.tiles import (
     BANK_BYTES,
@@ -26,6 +28,7 @@ from nki_kernels.tiles import (
     blocks,
     count_block_partitions,
     count_slot_columns,
+    ranges,
 )
 
 FEW_ROWS = 64
@@ -44,6 +47,16 @@ def takes_runs(x, norm, ranks, has_row_gate):
     return few and norm.bias is None and ranks == 1 and not has_row_gate
 
 
+def can_take_runs(weight):
+    """Return whether rows that meet a WeightMatrix can lie in runs, which are paired for a weight of 4 bits.
+
+    Rows that meet scales of groups or of blocks lie in blocks, see `stacks` and `scaled_rows`.
+    """
+    if weight.nibbles is None:
+        return weight.block_scales is None
+    return weight.adds_zero_points() and has_paired_runs(weight.nibbles.depth)
+
+
 @dataclass
 class RequestedRows(nl.NKIObject):
     """Rows in SBUF that `spread_few_rows` brings into runs.
@@ -51,7 +64,7 @@ class RequestedRows(nl.NKIObject):
     tile: rows as they are, [row, H], if they are to be transposed, else in runs, [partition, row, C]. weight: the
     norm's weight in runs, [partition, C], or None. runs: not written yet, [partition, C, column], but for zeros behind
     the T rows. is_transposed: whether the rows are to be transposed. in_runs: whether
-    `runs` and `weight` lie in runs; else in blocks. rows, hidden: T and H.
+    `runs` and `weight` lie in runs; else in blocks. paired: whether the runs are paired. rows, hidden: T and H.
     """
 
     tile: nl.NkiTensor
@@ -59,6 +72,7 @@ class RequestedRows(nl.NKIObject):
     runs: nl.NkiTensor
     is_transposed: bool
     in_runs: bool
+    paired: bool
     rows: int
     hidden: int
 
@@ -73,18 +87,19 @@ def request_few_rows(x, norm, columns, in_runs=True, unpacks=False):
 
     norm: Norm, RMSNorm; None for none. columns: columns of the result, at least T. in_runs: whether the result
     lies in runs; else in blocks, [h in block, block, column]. unpacks: whether the Vector engine unpacks weights
-    meanwhile; it then writes the zeros, because GpSimd and its fast modes exclude each other.
+    meanwhile; it then writes the zeros, because GpSimd and its fast modes exclude each other. Runs are paired then.
     """
     rows, hidden = x.shape
     transposes = is_transposed_on_chip(x, in_runs)
-    tile = load_row_tile(x) if transposes else load_hidden(x)
+    paired = in_runs and unpacks
+    tile = load_row_tile(x) if transposes else load_hidden(x, paired)
     shape = (count_block_partitions(hidden, 0, in_runs), blocks(hidden), columns)
     runs = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     if columns > rows:
         engine = nisa.engine.vector if unpacks else nisa.engine.gpsimd
         nisa.memset(dst=runs[:, :, rows:columns], value=0.0, engine=engine)
-    weight = None if norm is None else load_column(norm.weight, norm.offset, in_runs)
-    return RequestedRows(tile, weight, runs, transposes, in_runs, rows, hidden)
+    weight = None if norm is None else load_column(norm.weight, norm.offset, in_runs, paired)
+    return RequestedRows(tile, weight, runs, transposes, in_runs, paired, rows, hidden)
 
 
 def load_few_rows(x, norm, gated, columns):
@@ -99,17 +114,17 @@ def load_few_rows(x, norm, gated, columns):
         norm: Norm, RMSNorm; None for none.
         columns: columns of the result, at least T.
     """
-    requested = request_few_rows(x, norm, columns, gated.in_runs, gated.layout is not None)
+    requested = request_few_rows(x, norm, columns, gated.in_runs, gated.weights[0].nibbles is not None)
     # Scales follow the norm's weight in the queue, and come before the Scalar engine waits for the rows.
     if gated.layout is None:
         gated.load_scales()
     else:
         load_group_scales(gated)
     runs = spread_few_rows(requested)
-    if norm is not None and gated.layout is not None:
+    if norm is not None and gated.layout is not None and requested.is_transposed:
         gated.group_factors = compute_group_factors(requested.tile, gated, norm.eps)
     elif norm is not None:
-        gated.row_factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
+        gated.set_factors(RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps))
     return runs, requested.tile if requested.is_transposed else None
 
 
@@ -117,9 +132,9 @@ def spread_few_rows(requested):
     """Write RequestedRows, times the norm's weight if any, to `requested.runs`; return it, [partition, C, column]."""
     runs = requested.runs[:, :, 0 : requested.rows]
     if requested.is_transposed:
-        transpose_weighted(runs, requested.tile, requested.weight, requested.in_runs)
+        transpose_weighted(runs, requested)
     else:
-        write_weighted(runs, requested.tile.permute((0, 2, 1)), requested.weight)
+        write_weighted(runs, requested.tile.permute((0, 2, 1)), requested.weight, requested.paired)
     return requested.runs
 
 
@@ -147,21 +162,13 @@ def load_row_tile(x):
     return tile
 
 
-def write_weighted(dst, rows, weight):
-    """Write rows [partition, C, row] times a weight [partition, C] to `dst` in SBUF; without a weight copy them."""
-    if weight is None:
-        nisa.tensor_copy(dst=dst, src=rows)
-    else:
-        factor = weight.expand_dim(2).broadcast(2, rows.shape[2])
-        nisa.tensor_tensor(dst=dst, data1=rows, data2=factor, op=nl.multiply)
+def transpose_weighted(dst, requested):
+    """Transpose RequestedRows on the Tensor engine into runs, dst [partition, C, row], times their weight, if any.
 
-
-def transpose_weighted(dst, tile, weight, runs):
-    """Transpose an SBUF tile [row, H] on the Tensor engine into runs, dst [partition, C, row], times a weight or None.
-
-    As many transposes as fit share a PSUM bank, which one instruction reads. In runs H is a multiple of 128. Without
-    `runs` rows become blocks, [h in block, block, row], the last of which may be short.
+    As many transposes as fit share a PSUM bank, which one instruction reads. In runs H is a multiple of 128. Other rows
+    become blocks, [h in block, block, row], the last of which may be short.
     """
+    tile, weight = requested.tile, requested.weight
     rows, hidden = tile.shape
     count = hidden // PARTITIONS
     if count * PARTITIONS < hidden:
@@ -172,14 +179,21 @@ def transpose_weighted(dst, tile, weight, runs):
         write_weighted(dst[0:short, count : count + 1, :], bank, last)
     itemsize = 4 if tile.dtype == nl.float32 else 2
     per_bank = BANK_BYTES // itemsize // count_slot_columns(rows, tile.dtype)
-    for first in range(0, count, per_bank):
-        end = min(count, first + per_bank)
-        bank = allocate_psum_slots(PARTITIONS, end - first, rows, tile.dtype)
-        for k in range(first, end):
-            # Element k of each run: every C-th element of a row, from k on.
-            columns = slice(k, hidden, count) if runs else slice(k * PARTITIONS, (k + 1) * PARTITIONS)
-            nisa.nc_transpose(dst=bank[:, k - first, :], data=tile[:, columns])
-        write_weighted(dst[:, first:end, :], bank, None if weight is None else weight[:, first:end])
+    halves = 2 if requested.paired else 1  # of paired runs, which alternate in dst
+    for half in range(halves):
+        target, offset = dst[:, half:count:halves, :], half * count // halves
+        for first, end in ranges(0, count // halves, per_bank):
+            bank = allocate_psum_slots(PARTITIONS, end - first, rows, tile.dtype)
+            for k in range(first, end):
+                # Element k of each run: every C-th element of a row, from k on.
+                columns = tile[:, k:hidden:count]
+                if requested.paired:
+                    columns = view_paired_runs(tile, half)[:, :, :, k]
+                elif not requested.in_runs:
+                    columns = tile[:, k * PARTITIONS : (k + 1) * PARTITIONS]
+                nisa.nc_transpose(dst=bank[:, k - first, :], data=columns)
+            factor = None if weight is None else weight[:, offset + first : offset + end]
+            write_weighted(target[:, first:end, :], bank, factor)
 
 
 def sum_row_squares(tile, sums):

@@ -26,12 +26,16 @@ from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.projection.scaled_rows import copy_rows, select_block
 from nki_kernels.projection.stacks import SpreadRows
-from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
+from nki_kernels.projection.zero_points import (
+    NegatedSums,
+    add_up_rows,
+    fill_minus_ones,
+    load_zero_points,
+)
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import (
     choose_operand_dtype,
     is_e4m3,
-    is_plain,
     load_blocks_into,
     load_runs_into,
     occupies_vector,
@@ -77,8 +81,8 @@ class GatedProduct(nl.NKIObject):
     engine. in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
     contraction. inner: columns of the intermediate. row_factors: RowFactors that multiply the rows of the
     sums, if x is not normalised yet or is quantised, else None. gate_factors_only: whether they multiply gate
-    alone; the reader of the intermediate then multiplies its rows by them. negated_sums: the sums of x's
-    rows as `negate_sums` returns them, for weights of 4 bits; None before, and for other weights. early_pieces: the
+    alone; the reader of the intermediate then multiplies its rows by them. negated_sums: NegatedSums of x's rows for
+    weights of 4 bits; None before, and for other weights. early_pieces: the
     first pieces of the weights in SBUF, see `load_early_pieces`; None for none. layout:
     GateLayout if x is stationary in groups of columns of the PE array, see `grouped_gate`, else None. Then
     scales are those of `load_group_scales`. group_factors: result of `compute_group_factors` for a product
@@ -96,7 +100,7 @@ class GatedProduct(nl.NKIObject):
     inner: int
     row_factors: RowFactors | None = None
     gate_factors_only: bool = False
-    negated_sums: nl.NkiTensor | None = None
+    negated_sums: NegatedSums | None = None
     early_pieces: list | None = None
     layout: GateLayout | None = None
     group_factors: nl.NkiTensor | None = None
@@ -109,11 +113,22 @@ class GatedProduct(nl.NKIObject):
 
         A caller with other rows sets `negated_sums` to None before.
         """
+        self.start_negated_sums(x)
+        return self.negated_sums.split()
+
+    def start_negated_sums(self, x):
+        """Let the Tensor engine add up rows x for `find_negated_sums`, unless that is done."""
         if self.negated_sums is None:
             if self.minus_ones is None:
                 self.minus_ones = fill_minus_ones(x.dtype)
-            self.negated_sums = negate_sums(x, self.hidden, self.minus_ones)
-        return self.negated_sums
+            self.negated_sums = NegatedSums(add_up_rows(x, self.hidden, self.minus_ones), x.dtype)
+
+    def set_factors(self, factors):
+        """Let RowFactors multiply the rows of the sums; their sums of squares have a column for each row of x."""
+        if self.layout is None:
+            self.row_factors = factors
+        else:
+            self.group_factors = factors.compute_column(self.layout.width, self.layout.count_groups())
 
     def find_element_dtype(self):
         """Return the dtype of the elements of all weights, to which rows are rounded if they are quantised."""
@@ -365,7 +380,7 @@ def provide_piece(unit, product, first_block, end_block, dtype):
     They are one of `product.early_pieces`, or loaded here, in `dtype`.
     """
     count = end_block - first_block
-    if product.early_pieces is not None and unit.first_column == 0:
+    if product.early_pieces is not None and len(product.early_pieces) > 0 and unit.first_column == 0:
         index = first_block // product.early_pieces[0].shape[2]
         if index < len(product.early_pieces):
             return product.early_pieces[index]
@@ -378,28 +393,6 @@ def provide_piece(unit, product, first_block, end_block, dtype):
     piece = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     load_piece(piece, unit, product, first_block)
     return piece
-
-
-def load_early_pieces(product, rows, dtype, most):
-    """Begin to load the first pieces of the first unit into `product.early_pieces`, before the rows are known.
-
-    They are whole pieces of at most `most` elements per partition, of a product of `rows` rows of `dtype`. Nothing is
-    loaded of weights that loads convert or unpack: an engine would wait for them in the order of its work.
-    """
-    for weight in product.weights:
-        if not is_plain(weight, choose_operand_dtype(product.weights, dtype)) or weight.nibbles is not None:
-            return
-    unit = GatedUnit(0, min(product.inner, count_unit_columns(product, rows)), 0, 0, [], None)
-    count = count_piece_blocks(product, unit.end_column, dtype)
-    pieces = []
-    for index in range(most // (len(product.weights) * count * unit.end_column)):
-        first, end = index * count, (index + 1) * count
-        if end <= blocks(product.hidden):
-            pieces.append(
-                provide_piece(unit, product, first, end, choose_operand_dtype(product.weights, dtype))
-            )
-    if len(pieces) > 0:
-        product.early_pieces = pieces
 
 
 def load_piece(piece, unit, product, first_block):

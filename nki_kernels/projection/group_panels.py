@@ -1,4 +1,4 @@
-"""Products of few normalised rows with a weight of 8 bits, [norm(x)] @ w, for `qkv_projection`.
+"""Products of few normalised rows with a weight of 8 or 4 bits, [norm(x)] @ w, for `qkv_projection`.
 
 Such a weight arrives in half the time, so that the Tensor engine and all that comes before and after the product count
 more. Up to 64 rows take 32 or 64 columns of the PE array. The array is divided into *groups* of so many columns, and
@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.norms.runs import RowFactors, sum_to_column
-from nki_kernels.projection.few_rows import request_few_rows, spread_few_rows, sum_few_squares
+from nki_kernels.projection.few_rows import can_take_runs, request_few_rows, spread_few_rows, sum_few_squares
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.head_groups import (
     allocate_row_numbers,
@@ -26,9 +26,15 @@ from nki_kernels.projection.head_groups import (
     plan_head_groups,
     scale_angles,
 )
-from nki_kernels.projection.products import allocate_blocks, load_block_range, plan_growing_ranges
+from nki_kernels.projection.products import allocate_blocks, load_block_range, plan_weight_ranges
 from nki_kernels.projection.quantised_rows import IntermediateQuantiser, RowQuantiser
 from nki_kernels.projection.scaled_rows import add_scaled_panels, create_row_copies
+from nki_kernels.projection.zero_points import (
+    NegatedSums,
+    add_up_rows,
+    fill_minus_ones,
+    load_zero_points,
+)
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -68,7 +74,7 @@ def project_in_groups(x, norm, w, columns, heads, quantises_rows=False):
     if layout is not None:
         project_head_groups(x, norm, w, columns, heads, layout, quantises_rows)
         return
-    requested = request_few_rows(x, norm if norm.weight is not None else None, rows, not w.scales_rows)
+    requested = request_rows(x, norm, rows, w)
     element = w.elements.dtype if quantises_rows else None
     product = None
     for first, end in divide_among_banks(columns, heads.head):
@@ -88,13 +94,14 @@ def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
     layout: HeadGroups of the columns. The other arguments are those of `project_in_groups`.
     """
     row_numbers = allocate_row_numbers(layout, x.shape[0])
-    row_norm = norm if norm.weight is not None else None
-    requested = request_few_rows(x, row_norm, layout.width, not w.scales_rows)
+    requested = request_rows(x, norm, layout.width, w)
     loaded = load_group_operands(heads, columns, layout, row_numbers, x.shape[0])
     element = w.elements.dtype if quantises_rows else None
     product = start_product(requested, norm, layout.width, layout.panels, element)
-    # After the rows, for which the Tensor engine waits.
-    operands = scale_angles(loaded, heads, columns[0], layout)
+    operands = None
+    if w.nibbles is None:
+        # After the rows, for which the Tensor engine waits.
+        operands = scale_angles(loaded, heads, columns[0], layout)
     width = layout.panel_width
     panels = ranges(0, columns[1] - columns[0], width)
     bank = nl.ndarray((layout.panels * layout.width, width), dtype=nl.float32, buffer=nl.psum)
@@ -102,7 +109,19 @@ def project_head_groups(x, norm, w, columns, heads, layout, quantises_rows):
     for panel in range(layout.panels):
         sums.append(bank[panel * layout.width : (panel + 1) * layout.width, :])
     product.multiply(sums, select_columns(w, columns[0], columns[1]), panels)
+    if operands is None:
+        # After the weight, which the Vector engine unpacks before it waits for the angles.
+        operands = scale_angles(loaded, heads, columns[0], layout)
     finish_head_groups(heads, columns[0], bank, product.scale, operands, layout, x.shape[0])
+
+
+def request_rows(x, norm, columns, w):
+    """Return the RequestedRows of `request_few_rows` that meet the WeightMatrix w.
+
+    norm: Norm; one without a weight leaves rows as they are. columns: columns of the result.
+    """
+    in_runs, unpacks = can_take_runs(w), w.nibbles is not None
+    return request_few_rows(x, norm if norm.weight is not None else None, columns, in_runs, unpacks)
 
 
 @dataclass
@@ -110,20 +129,23 @@ class FewRowsProduct(nl.NKIObject):
     """Product of few rows in runs, or in blocks, with weights that stream through SBUF.
 
     rows: the stationary operand, SBUF tile [partition, C, column], of which the first `count` columns are rows.
-    factors: RowFactors of the rows' norm, or None. hidden: H. width: columns of the PE array of a group. copies: number
-    of groups for which `scale` has the rows. row_scales: float32 [row, row] in SBUF with the scales of rows that are
-    quantised on its diagonal, or None. scale: what multiplies each row, 1 / rms and its scale, float32 [group * row, 1]
-    in SBUF; None if nothing does, and before the first product.
+    factors: RowFactors of the rows' norm, or None. hidden: H. width: columns of the PE array of a group. in_runs:
+    whether rows lie in runs; else in blocks. copies: number of groups for which `scale` has the rows. row_scales:
+    float32 [row, row] in SBUF with the scales of rows that are quantised on its diagonal, or None. scale: what
+    multiplies each row, 1 / rms and its scale, float32 [group * row, 1] in SBUF; None if nothing does, and before the
+    first product. negated_sums: NegatedSums for a weight of 4 bits from the first product on, else None.
     """
 
     rows: nl.NkiTensor
     factors: RowFactors | None
     hidden: int
     width: int
+    in_runs: bool
     copies: int
     count: int
     row_scales: nl.NkiTensor | None = None
     scale: nl.NkiTensor | None = None
+    negated_sums: NegatedSums | None = None
 
     def multiply(self, sums, matrix, panels):
         """Load a WeightMatrix [H, columns] range by range and write its product with the rows to `sums`.
@@ -135,29 +157,45 @@ class FewRowsProduct(nl.NKIObject):
         """
         count, columns = blocks(self.hidden), matrix.elements.shape[1]
         dtype = choose_operand_dtype([matrix], self.rows.dtype)
-        block_ranges = plan_growing_ranges(count, columns, FIRST_BLOCKS)
-        copies = None
+        block_ranges = plan_weight_ranges(matrix, columns, FIRST_BLOCKS)
+        copies, zero_points = None, None
         if matrix.scales_rows:
             copies = self.create_copies(matrix, block_ranges)
+        if matrix.nibbles is not None:
+            zero_points = load_zero_points([matrix], dtype)
+            if self.negated_sums is None:
+                row_sums = add_up_rows(self.rows, self.hidden, fill_minus_ones(self.rows.dtype))
+                self.negated_sums = NegatedSums(row_sums, self.rows.dtype)
         for start, end in block_ranges:
             weights = allocate_blocks(self.hidden, end - start, columns, dtype)
             scaled_rows = None
-            if copies is None:
+            if self.in_runs:
                 load_runs_into(weights, matrix, start)
             else:
                 load_block_range(weights, matrix, start)
+            if copies is not None:
                 rows = (start * PARTITIONS, min(self.hidden, end * PARTITIONS))
                 loaded = matrix.submatrix(rows, (0, columns))
                 scaled_rows = copies.make(self.rows[:, :, 0 : self.count], loaded, start)
             # Before the last products, so that neither other products nor the copies of their sums wait for it.
             if end > count - LAST_BLOCKS and self.scale is None:
                 self.compute_scale()
-            if scaled_rows is None:
-                add_panel_products(sums, self.rows, weights, panels, start, self.hidden, self.width)
-            else:
+            if scaled_rows is not None:
                 add_scaled_panels(
                     sums, scaled_rows, weights, panels, start, self.hidden, self.width, matrix.block_start
                 )
+                continue
+            for within in range(end - start):
+                used = count_block_partitions(self.hidden, start + within, self.in_runs)
+                rows = self.rows[0:used, start + within, :]
+                add_panel_block(
+                    sums, rows, weights[0:used, within, :], panels, start + within > 0, self.width
+                )
+            if self.negated_sums is not None and 2 * end >= count:
+                # Amid the products, so that neither they nor the last ones wait for the sums.
+                self.negated_sums.split()
+        if zero_points is not None:
+            add_panel_block(sums, self.negated_sums.split(), zero_points[:, 0, :], panels, True, self.width)
 
     def create_copies(self, matrix, block_ranges):
         """Return RowCopies for a WeightMatrix that is loaded in ranges (start, end) of K blocks."""
@@ -193,7 +231,8 @@ def start_product(requested, norm, width, copies, element):
     if norm.weight is not None:
         columns = requested.runs.shape[2]
         factors = RowFactors(sum_few_squares(requested, columns), requested.hidden, norm.eps)
-    return FewRowsProduct(stationary, factors, requested.hidden, width, copies, requested.rows, row_scales)
+    in_runs, count = requested.in_runs, requested.rows
+    return FewRowsProduct(stationary, factors, requested.hidden, width, in_runs, copies, count, row_scales)
 
 
 def quantise_runs(runs, hidden, element):
@@ -243,29 +282,25 @@ def allocate_panel_sums(panels, rows):
     return sums
 
 
-def add_panel_products(sums, stationary, weights, panels, first_block, hidden, group_width):
-    """Add the products of some blocks of the weight to the sums of `allocate_panel_sums`; block 0 overwrites them.
+def add_panel_block(sums, rows, weights, panels, accumulate, group_width):
+    """Add the products of one block of the contraction to the sums of `allocate_panel_sums`.
 
     Args:
         sums: PSUM tiles [row, column], one for each panel.
-        stationary: rows in runs, SBUF tile [partition, C, row].
-        weights: SBUF tile [partition, block, column]; its block 0 is block `first_block` of the contraction.
+        rows: the stationary operand [k in block, row] in SBUF.
+        weights: [k in block, column] in SBUF.
         panels: ranges (start, end) of columns of `weights`.
-        first_block: number of blocks of the contraction before those in `weights`.
-        hidden: H, length of the contraction.
+        accumulate: whether the sums are kept; else they are overwritten.
         group_width: columns of the PE array of a group.
     """
-    for within in range(weights.shape[1]):
-        block = first_block + within
-        used = count_block_partitions(hidden, block, True)
-        # Matmuls of different groups follow each other, so that they run at the same time.
-        for index in range(len(panels)):
-            start, end = panels[index]
-            nisa.nc_matmul(
-                dst=sums[index],
-                stationary=stationary[0:used, block, :],
-                moving=weights[0:used, within, start:end],
-                accumulate=block > 0,
-                tile_position=(0, index * group_width % PARTITIONS),
-                tile_size=(PARTITIONS, group_width),
-            )
+    # Matmuls of different groups follow each other, so that they run at the same time.
+    for index in range(len(panels)):
+        start, end = panels[index]
+        nisa.nc_matmul(
+            dst=sums[index],
+            stationary=rows,
+            moving=weights[:, start:end],
+            accumulate=accumulate,
+            tile_position=(0, index * group_width % PARTITIONS),
+            tile_size=(PARTITIONS, group_width),
+        )

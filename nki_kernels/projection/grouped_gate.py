@@ -103,7 +103,7 @@ def create_unit(product, first_column):
     return GatedUnit(first_column, end_column, end_column - first_column, 1, [], None)
 
 
-def count_piece_blocks(product, unit):
+def count_group_blocks(unit):
     """Return how many K blocks of a GatedUnit's columns are loaded at a time."""
     return choose_packed_blocks(2 * LOADED_BYTES // (unit.end_column - unit.first_column))
 
@@ -114,7 +114,11 @@ def load_group_piece(product, first_column, dtype, first_block=0):
     product: GatedProduct with a layout. first_column: the unit's. dtype: that of x.
     """
     unit = create_unit(product, first_column)
-    count = min(blocks(product.hidden) - first_block, count_piece_blocks(product, unit))
+    count = min(blocks(product.hidden) - first_block, count_group_blocks(unit))
+    if product.early_pieces is not None and first_column == 0:
+        index = first_block // count_group_blocks(unit)
+        if index < len(product.early_pieces):
+            return product.early_pieces[index]
     shape = (min(PARTITIONS, product.hidden), len(product.weights), count, unit.end_column - first_column)
     piece = nl.ndarray(shape, dtype=choose_nibble_dtype(product.weights, dtype), buffer=nl.sbuf)
     load_piece(piece, unit, product, first_block)
@@ -138,7 +142,12 @@ def accumulate_group_unit(product, x, first_column, piece=None):
     if not product.weights[0].adds_zero_points():
         accumulate_stacks(product, unit, x, piece)
         return unit
-    count = count_piece_blocks(product, unit)
+    count = count_group_blocks(unit)
+    # Before the products, so that the Vector engine has the sums when it has unpacked the next piece.
+    product.start_negated_sums(x)
+    zero_points = load_zero_points(
+        select_unit_columns(unit, product), choose_nibble_dtype(product.weights, x.dtype)
+    )
     for first_block in range(0, blocks(product.hidden), count):
         if piece is None:
             piece = load_group_piece(product, first_column, x.dtype, first_block)
@@ -146,10 +155,9 @@ def accumulate_group_unit(product, x, first_column, piece=None):
             used = count_block_partitions(product.hidden, first_block + k, False)
             block = x[0:used, first_block + k, :]
             add_group_block(unit.banks, block, piece[0:used, :, k, :], first_block + k > 0, layout)
-        if first_block == 0:
-            # Behind the first products, so that neither they nor the last ones wait for the sums.
+        if first_block > 0:
+            # Amid the products, so that neither they nor the last ones wait for the sums.
             product.find_negated_sums(x)
-            zero_points = load_zero_points(select_unit_columns(unit, product), piece.dtype)
         piece = None
     add_group_block(unit.banks, product.find_negated_sums(x), zero_points, True, layout)
     return unit
@@ -167,7 +175,7 @@ def accumulate_stacks(product, unit, x, piece):
         scales.append(view_pieces(weight.nibbles.scales, product.layout))
         zeros.append(weight.nibbles.zeros)
     sums = StackedSums(product.spread, scales, zeros, [], [], [], 0)
-    count, columns = count_piece_blocks(product, unit), unit.banks[0].shape[1]
+    count, columns = count_group_blocks(unit), unit.banks[0].shape[1]
     sums.load_rows(0, count)
     if piece is None:
         piece = load_group_piece(product, unit.first_column, x.dtype)

@@ -19,7 +19,7 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.norms.blocks import add_squares, load_norm_blocks, sum_block_squares, weight_blocks
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.norms.row_tiles import compute_inverse_rms, standardise
-from nki_kernels.projection.few_rows import is_transposed_on_chip, takes_runs
+from nki_kernels.projection.few_rows import can_take_runs, is_transposed_on_chip, takes_runs
 from nki_kernels.projection.group_panels import project_in_groups
 from nki_kernels.projection.products import (
     add_products,
@@ -27,11 +27,13 @@ from nki_kernels.projection.products import (
     allocate_sums,
     load_block_range,
     plan_growing_ranges,
+    plan_weight_ranges,
     transpose_block_range,
 )
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.scaled_rows import scale_rows
 from nki_kernels.projection.sequence import provide_rows
+from nki_kernels.projection.zero_points import load_centred_blocks, load_zero_rows
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -82,25 +84,22 @@ def project(rows, norm, w, columns, heads):
         columns: range (first, end) of columns of w.
         heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
     """
-    in_groups = takes_groups(rows, norm, w.block_scales is None)
+    in_groups = takes_groups(rows, norm, w)
     if w.block_scales is not None and in_groups:
         scale_rows([w], rows.all_rows.dtype)
     if in_groups and (w.scales is not None or w.scales_rows):
         project_in_groups(rows.all_rows, norm, w, columns, heads)
-    elif rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
+    elif rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows() or w.nibbles is not None:
         project_many(rows, norm, w, columns, heads)
     else:
         project_few(rows, norm, w, columns, heads)
 
 
-def takes_groups(source, norm, in_runs):
-    """Return whether `project_in_groups` takes the rows of a RowSource: few rows, RMSNorm or none.
-
-    in_runs: whether they are taken in runs; else in blocks.
-    """
+def takes_groups(source, norm, w):
+    """Return whether `project_in_groups` takes the rows of a RowSource and w: few rows, RMSNorm or none."""
     x = source.all_rows
     # On gen2 a transpose is a product, which spreads NaN of one row to the others.
-    spreads = is_transposed_on_chip(x, in_runs) and needs_defined_rows()
+    spreads = is_transposed_on_chip(x, can_take_runs(w)) and needs_defined_rows()
     return source.gather is None and not spreads and takes_runs(x, norm, 1, False)
 
 
@@ -261,10 +260,12 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
     else:
         stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm)
     loaded = []
-    for start, end in plan_growing_ranges(blocks(depth), columns.elements.shape[1], 1, LEAD_ELEMENTS):
+    zero_rows = load_zero_rows(columns)
+    for start, end in plan_weight_ranges(columns, columns.elements.shape[1], 1, LEAD_ELEMENTS):
         if norm.bias is None:
             transpose_block_range(stationary[:, start:end, :], x, start)
-        weights = load_weights(columns, start, end, x.dtype, norm.weight if norm.bias is None else None)
+        factors = norm.weight if norm.bias is None else None
+        weights = load_weights(columns, start, end, x.dtype, factors, zero_rows)
         loaded.append(weights)
         add_products(sums, stationary, tiles, weights, panels, start, depth)
         if totals is not None:
@@ -303,12 +304,18 @@ def transpose_to_blocks(x, norm):
     return transposed
 
 
-def load_weights(matrix, start, end, dtype, weight):
+def load_weights(matrix, start, end, dtype, weight, zero_rows=None):
     """Load blocks start … end - 1 of a WeightMatrix [K, column] into a new SBUF tile [k in block, block, column].
 
-    dtype: of the rows that the tile meets. weight: float32 [k in block, block] in SBUF, by which the rows of the
-    matrix are multiplied, or None.
+    Nibbles lose their zero points, see `load_centred_blocks`.
+
+    Args:
+        dtype: of the rows that the tile meets.
+        weight: float32 [k in block, block] in SBUF, by which the rows of the matrix are multiplied, or None.
+        zero_rows: result of `load_zero_rows`.
     """
+    if matrix.nibbles is not None:
+        return load_centred_blocks(matrix, start, end, dtype, zero_rows, weight)
     depth, columns = matrix.elements.shape
     operand_dtype = matrix.elements.dtype
     if weight is None or matrix.block_scales is not None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, count_block_partitions
-from nki_kernels.weights import convert_blocks, is_plain
+from nki_kernels.dma import STATIC
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, count_block_partitions
+from nki_kernels.weights import convert_blocks, is_plain, load_blocks_into
 
 PART_ELEMENTS = 4096
 """Most elements per partition that one DMA loads: 1 MiB in bfloat16, which moves at the full rate."""
@@ -40,6 +41,21 @@ def plan_growing_ranges(count, columns, first, most=PART_ELEMENTS):
     return ranges
 
 
+def plan_weight_ranges(weight, columns, first, most=PART_ELEMENTS):
+    """Return the `plan_growing_ranges` of the K blocks of `columns` columns of a WeightMatrix.
+
+    Ranges of a weight of 4 bits begin at even blocks, as a run has two. They have up to twice as many blocks: elements
+    take few bytes, and few instructions unpack them.
+    """
+    count = blocks(weight.count_rows())
+    if weight.nibbles is None:
+        return plan_growing_ranges(count, columns, first, most)
+    ranges = []
+    for start, end in plan_growing_ranges(blocks(count, 2), columns, blocks(first, 2), most):
+        ranges.append((2 * start, min(count, 2 * end)))
+    return ranges
+
+
 def allocate_blocks(depth, count, columns, dtype):
     """Allocate an SBUF tile [k in block, block, column] for `count` blocks of a matrix [depth, columns].
 
@@ -52,10 +68,14 @@ def load_block_range(tile, weight, start):
     """Load blocks `start` … of a WeightMatrix [K, n] @ HBM into all blocks of an SBUF tile [k in block, block, column].
 
     Elements are converted to the tile's dtype and multiplied by block scales, if there are any. If the last block of K
-    is short, the partitions of the tile beyond K are not written.
+    is short, the partitions of the tile beyond K are not written. `start` is even for weights of 4 bits.
     """
-    matrix, depth = weight.elements, weight.elements.shape[0]
+    matrix, depth = weight.elements, weight.count_rows()
     end = start + tile.shape[1]
+    if weight.nibbles is not None:
+        rows = (start * PARTITIONS, min(depth, end * PARTITIONS))
+        load_blocks_into(tile, weight.submatrix(rows, (0, matrix.shape[1])), STATIC)
+        return
     raw = tile
     if not is_plain(weight, tile.dtype):
         raw = nl.ndarray(tile.shape, dtype=matrix.dtype, buffer=nl.sbuf)

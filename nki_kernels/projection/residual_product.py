@@ -26,7 +26,13 @@ from nki_kernels.projection.products import multiply_block_pair
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.scaled_rows import accumulate_scaled
 from nki_kernels.projection.sums import OutputChunk, RankSum
-from nki_kernels.projection.zero_points import fill_minus_ones, load_zero_points, negate_sums
+from nki_kernels.projection.zero_points import (
+    fill_minus_ones,
+    load_centred_blocks,
+    load_zero_points,
+    load_zero_rows,
+    negate_sums,
+)
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
     BANK,
@@ -190,30 +196,6 @@ def count_chunk_columns(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, count_tile_rows(ranks)))
 
 
-@dataclass
-class ChunkStart(nl.NKIObject):
-    """The first piece of a chunk, to be loaded ahead, because the Vector engine works on it, see `occupies_vector`.
-
-    product: ResidualProduct. x_parts: its rows, see `compute_chunk`. first_column: the chunk's. piece: WeightPiece once
-    `load` has run, else None.
-    """
-
-    product: ResidualProduct
-    x_parts: list
-    first_column: int
-    piece: WeightPiece | None = None
-
-    def load(self):
-        """Load the piece, unless that is done."""
-        if self.piece is None:
-            weight, x = self.product.weight, self.x_parts[0]
-            ranks = self.product.rank_sum.sequence_ranks
-            end = self.first_column + count_chunk_columns(x.shape[2], ranks)
-            columns = (self.first_column, min(self.product.y.shape[1], end))
-            count = count_piece_blocks(weight, 0, columns[1] - columns[0], x)
-            self.piece = load_piece(weight.matrices[0], weight, 0, count, columns, x)
-
-
 def count_piece_blocks(weight, index, width, x):
     """Return how many K blocks of `width` columns of a matrix make a piece for rows x.
 
@@ -228,14 +210,6 @@ def count_piece_blocks(weight, index, width, x):
     elements = 2 * PIECE_ELEMENTS if occupies_vector(matrix) else PIECE_ELEMENTS
     blocks_per_piece = max(1, elements // width)
     return blocks_per_piece + blocks_per_piece % 2 if is_e4m3(x.dtype) else blocks_per_piece
-
-
-def plan_chunk_start(product, x_parts, first_column):
-    """Return the ChunkStart of a chunk of a ResidualProduct; None if its weight is resident or needs no work ahead."""
-    weight = product.weight
-    if not occupies_vector(weight.matrices[0]) or weight.resident_tiles is not None:
-        return None
-    return ChunkStart(product, x_parts, first_column)
 
 
 def compute_chunk(product, x_parts, first_row, first_column, start=None, following=None):
@@ -261,7 +235,8 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
     group_width = PARTITIONS
     if in_groups and not is_e4m3(x_parts[0].dtype):
         group_width = choose_group_width(rows)
-    if weight.matrices[0].adds_zero_points():
+    adds_zero_points = weight.matrices[0].adds_zero_points() and weight.resident_tiles is None
+    if adds_zero_points:
         # Before the products, so that their last ones do not wait for the sums.
         product.find_negated_sums(x_parts)
     accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks), group_width)
@@ -283,7 +258,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
                 accumulate_in_groups(accumulators, x, piece, index > 0, group_width)
             else:
                 accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
-    if weight.matrices[0].adds_zero_points():
+    if adds_zero_points:
         add_zero_points(accumulators, product, x_parts, chunk.columns, group_width)
     if following is not None:
         following.load()
@@ -388,7 +363,7 @@ def load_resident_columns(weight, first, last, dtype):
     """Return the tiles of a resident weight that hold columns first … last - 1; load those that are not in SBUF yet.
 
     Tiles are [k in block, block, column] in SBUF and of equal width. Loaded ones are appended to
-    `weight.resident_tiles`.
+    `weight.resident_tiles`. Those of a weight of 4 bits have lost their zero points.
     """
     matrix, tiles = weight.matrices[0], weight.resident_tiles
     depth, all_columns = matrix.count_rows(), matrix.elements.shape[1]
@@ -396,7 +371,10 @@ def load_resident_columns(weight, first, last, dtype):
     for start in range(len(tiles) * width, last, width):
         end = min(all_columns, start + width)
         columns = select_columns(matrix, start, end)
-        tiles.append(load_blocks(columns, choose_operand_dtype([matrix], dtype), STATIC))
+        if matrix.adds_zero_points():
+            tiles.append(load_centred_blocks(columns, 0, blocks(depth), dtype, load_zero_rows(columns)))
+        else:
+            tiles.append(load_blocks(columns, choose_operand_dtype([matrix], dtype), STATIC))
     return tiles[first // width : blocks(last, width)]
 
 

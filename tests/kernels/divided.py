@@ -48,7 +48,7 @@ class OverPositions(Ranks):
             if shard.get("slots") is not None:
                 shard["slots"] = shard["slots"] // self.count
             if self.summed:
-                for name in ("w_qkv", "w_qkv_scales"):
+                for name in ("w_qkv", "w_qkv_scales", "w_qkv_zeros"):
                     if shard.get(name) is not None:
                         q, keys_values = np.split(shard[name], [shard["q_size"]], axis=1)
                         shard[name] = np.concatenate([self.share(q, rank), keys_values], axis=1)
@@ -89,7 +89,7 @@ class OverHeads(Ranks):
         sizes = {name: arguments[name] // self.count for name in ("q_size", "kv_size", "num_kv_heads")}
         edges = [arguments["q_size"], arguments["q_size"] + arguments["kv_size"]]
         shards = [{**dict(zip(arguments, shard)), **sizes} for shard in super().shards(arguments)]
-        for name in ("w_qkv", "w_qkv_scales"):
+        for name in ("w_qkv", "w_qkv_scales", "w_qkv_zeros"):
             if arguments.get(name) is None:
                 continue
             blocks_by_rank = [

@@ -75,6 +75,7 @@ def arguments(
         "b_gate": normal(13, 1, inner, dtype=dtype),
         "b_up": normal(14, 1, inner, dtype=dtype),
         "b_down": normal(15, 1, hidden, dtype=dtype),
+        "nibble_dtype": "float8_e4m3",
     }
     return {name: inputs.get(name) for name in NAMES}
 

@@ -82,6 +82,10 @@ class TestPackedMlp(KernelTests):
             *vary(tokens=[3, 140], hidden=264, inner=300, zeros=[True, False], nibble_dtype="bfloat16"),
             # Groups of columns of the PE array for gate and up: pieces of 128, 64 and 32 columns, and several units.
             *vary(tokens=[1, 32, 33, 64], hidden=[264, 1100], inner=[512, 768, 896], zeros=[True, False]),
+            # Rows in paired runs, with gate and up in groups of columns and without.
+            *vary(
+                tokens=[1, 16, 17, 40, 64], hidden=[256, 1024], inner=[448, 512], norm_weight=[True, False]
+            ),
             *vary(tokens=[2, 40], hidden=[100, 130], inner=[128, 256, 4352], w_gate=[True, False]),
             *vary(tokens=[2, 40], hidden=264, inner=512, nibble_dtype="bfloat16", residual=False),
         ],

@@ -130,12 +130,20 @@ def describe(group: int | None, symmetric: bool = True, **changes: Any) -> dict[
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group", [None, 32, 128])
-@pytest.mark.parametrize("ranks", ["1", "2"])
-def test_mlp_computes_with_nibbles(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], group: int | None, symmetric: bool, ranks: str
+@pytest.mark.parametrize(("ranks", "hidden"), [("1", 128), ("2", 128), ("1", 256), ("2", 256)])
+def test_layers_compute_with_nibbles(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    group: int | None,
+    symmetric: bool,
+    ranks: str,
+    hidden: int,
 ) -> None:
-    """Two ranks divide the intermediate size. With groups of 32 two tokens are nearly equal in a fourth step."""
-    write(tmp_path, group, symmetric)
+    """Two ranks divide heads and intermediate size; hidden states of 256 elements stay in SBUF during a layer.
+
+    Attention widens scales of groups. With groups of 32 two tokens are nearly equal in a fourth step.
+    """
+    write(tmp_path, group, symmetric, hidden_size=hidden)
     config = load_config(tmp_path)
     for rank in shard_weights(config, open_checkpoint(tmp_path, config), int(ranks), dtype="bfloat16"):
         names = {
@@ -144,8 +152,10 @@ def test_mlp_computes_with_nibbles(
             if array.dtype == np.uint8 and not name.endswith("_zeros")
         }
         layers = (f"layers.{layer}" for layer in range(2))
-        computed = {f"{layer}.mlp.w_{matrix}" for layer in layers for matrix in MATRICES}
-        assert names == computed
+        suffixes = [f"mlp.w_{matrix}" for matrix in MATRICES]
+        if group is None:
+            suffixes += ["attention.w_qkv", "attention.w_o"]
+        assert names == {f"{layer}.{suffix}" for layer in layers for suffix in suffixes}
     arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "3", "--tp", ranks]
     assert main(["generate", *arguments, "--dtype", "bfloat16"]) == 0
     assert "3 of 3" in capsys.readouterr().out
@@ -212,22 +222,14 @@ def test_packing_with_zero_points_is_within_a_step(group: int | None) -> None:
     assert np.array_equal(error[3], np.zeros(256)) and np.unique(stored["zeros"]).size > 1
 
 
-def test_the_joint_kernel_of_a_layer_gets_no_weights_of_4_bits(tmp_path: Path) -> None:
-    """The same layers are joined with a widened weight."""
-    kernels = {}
-    for group in (None, 32):
-        write(tmp_path, group, num_hidden_layers=1)
-        config = load_config(tmp_path)
-        (rank,) = shard_weights(config, open_checkpoint(tmp_path, config), 1, dtype="bfloat16")
-        w_up = rank.arrays["layers.0.mlp.w_up"]
-        x = Value("x", (1, 128), BFLOAT16)
-        shared = {"x": x, "eps": 1e-5, "replica_group": None}
-        attention = Launch("attention_block_decode", shared, ("x",), LeastWork(0.0, 0.0), 1)
-        for dtype in (w_up.dtype, BFLOAT16):
-            up = Value("w_up", w_up.shape, dtype)
-            mlp = Launch("mlp", shared | {"norm_weight": x, "w_up": up}, ("x",), LeastWork(0.0, 0.0), 1)
-            joined = join_launches([attention, mlp])
-            kernels[group, dtype.name] = [launch.kernel for launch in joined]
-    for group in (None, 32):
-        assert kernels[group, "uint8"] == ["attention_block_decode", "mlp"]
-        assert kernels[group, "bfloat16"] == ["decoder_layer_decode"]
+def test_layers_of_4_bits_are_one_launch() -> None:
+    """Zero points are arguments of the joint kernel; an argument that it lacks keeps the launches apart."""
+    x, row = Value("x", (1, 128), BFLOAT16), Value("zeros", (1, 256), np.dtype(np.uint8))
+    shared = {"x": x, "eps": 1e-5, "replica_group": None}
+    attention = Launch("attention_block_decode", shared, ("x",), LeastWork(0.0, 0.0), 1)
+    kernels = []
+    for name in ("w_up_zeros", "w_up_other"):
+        up = {"w_up": Value("w_up", (64, 256), np.dtype(np.uint8)), name: row}
+        mlp = Launch("mlp", shared | {"norm_weight": x, **up}, ("x",), LeastWork(0.0, 0.0), 1)
+        kernels.append([launch.kernel for launch in join_launches([attention, mlp])])
+    assert kernels == [["decoder_layer_decode"], ["attention_block_decode", "mlp"]]
