@@ -234,7 +234,7 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
         {"residual": False},
         {"row_gate": weight},
         {"norm_weight": None},
-        {"w_up_zeros": weight},
+        {"w_up_block_scales": weight},
     ):
         launches = [block, replace(mlp, arguments={**mlp.arguments, **changed})]
         assert join_launches(launches) == launches
