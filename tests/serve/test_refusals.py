@@ -215,7 +215,9 @@ def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
     posted(server, "/v1/completions", PLAIN | {"secret-argument": 1})
     lines: list[str] = []
     while len(lines) < 4:  # a line is written once its answer was sent
-        lines = [record.getMessage() for record in caplog.records if record.name == "nkw.serve"]
+        records = [record.getMessage() for record in caplog.records if record.name == "nkw.serve"]
+        # An earlier test's client may have left before the line of its answer was written.
+        lines = [line for line in records if " /v1/chat/" not in line]
     assert [re.split(r" \d+\.\d+ s ", line)[0] for line in lines] == [
         "GET unknown path 404",
         "DELETE /v1/completions 405",
