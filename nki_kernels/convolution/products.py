@@ -68,18 +68,13 @@ def convolve(y, x, w, bias, windows, function):
     """
     outputs = w.shape[2]
     pack = lay_out_pack(x, w, windows, find_shortest_side())
-    element_bytes = len(pack.blocks) * item_bytes(x.dtype)
-    tile = choose_tile_sizes(windows, element_bytes)
-    tiles_together = count_groups(pack.find_width(outputs))
-    sizes = choose_stripe_sizes(windows, tile, element_bytes, pack.groups, tiles_together)
-    stripes = split_box(cover_results(windows), sizes)
-    pack.limit_groups(len(stripes))
+    tile, stripes, most_boxes = plan_stripes(windows, pack, outputs, x.dtype)
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
     for left, right in ranges(0, outputs, count_resident_outputs(pack, w, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
         weights = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
-        added = load_bias_columns(bias, left, right, pack, count_boxes(sizes, tile))
+        added = load_bias_columns(bias, left, right, pack, most_boxes)
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
@@ -94,6 +89,27 @@ def convolve(y, x, w, bias, windows, function):
                     for i in range(last - group):
                         results = across[left:right]
                         store_activated(results, banks[group + i], sums[i], function, bias_column, i % 2 == 1)
+
+
+def plan_stripes(windows, pack, outputs, dtype):
+    """Return how the results of `convolve` are divided, and limit the groups of `pack` to the number of stripes.
+
+    Args:
+        windows: `Windows`, laid out by the pack.
+        pack: Pack of taps.
+        outputs: number of output channels.
+        dtype: of the images.
+
+    Returns:
+        The sizes (images, rows, columns) of a PSUM tile, the list of stripes, and the number of tiles of a stripe.
+    """
+    element_bytes = len(pack.blocks) * item_bytes(dtype)
+    tile = choose_tile_sizes(windows, element_bytes)
+    tiles_together = count_groups(pack.find_width(outputs))
+    sizes = choose_stripe_sizes(windows, tile, element_bytes, pack.groups, tiles_together)
+    stripes = split_box(cover_results(windows), sizes)
+    pack.limit_groups(len(stripes))
+    return tile, stripes, count_boxes(sizes, tile)
 
 
 def plan_banks(stripes, tile, pack, outputs):

@@ -14,17 +14,10 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.convolution.cells import count_groups, find_shortest_side, split_reads
+from nki_kernels.convolution.cells import find_shortest_side, split_reads
 from nki_kernels.convolution.packing import WEIGHT_BYTES, Pack, load_packed
-from nki_kernels.convolution.products import load_bias_columns, plan_banks, sum_taps
-from nki_kernels.convolution.windows import (
-    Windows,
-    choose_stripe_sizes,
-    choose_tile_sizes,
-    count_boxes,
-    cover_results,
-    split_box,
-)
+from nki_kernels.convolution.products import load_bias_columns, plan_banks, plan_stripes, sum_taps
+from nki_kernels.convolution.windows import Windows
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, blocks, ranges
 
@@ -52,19 +45,14 @@ def convolve_upsampled(y, x, w, bias, function):
     windows.lay_out(pack)
     halves = Windows(images, (height, width), (2, 2), (1, 1), (1, 1))
     phase_pack = Pack(halves, channels, blocks(channels), 1, 1, pack.shortest)
-    element_bytes = len(pack.blocks) * item_bytes(x.dtype)
-    tile = choose_tile_sizes(windows, element_bytes)
-    tiles_together = count_groups(pack.find_width(outputs))
-    sizes = choose_stripe_sizes(windows, tile, element_bytes, pack.groups, tiles_together)
-    stripes = split_box(cover_results(windows), sizes)
-    pack.limit_groups(len(stripes))
+    tile, stripes, most_boxes = plan_stripes(windows, pack, outputs, x.dtype)
     phase_pack.limit_groups(len(stripes))
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
     for first_output, end_output in ranges(0, outputs, count_resident_outputs(pack, outputs, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
         weights = load_phase_weights(w[:, :, :, first_output:end_output], pack, x.dtype)
-        added = load_bias_columns(bias, first_output, end_output, pack, count_boxes(sizes, tile))
+        added = load_bias_columns(bias, first_output, end_output, pack, most_boxes)
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
