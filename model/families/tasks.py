@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from model.config import Config, ModelConfig
+from model.config.component import ComponentConfig
 
 C = TypeVar("C", bound=Config)
 
@@ -27,3 +28,7 @@ class Task(Generic[C]):
 
 TEXT = Task("continues texts", ModelConfig)
 SPEECH = Task("transcribes speech; nkw transcribe and nkw serve do that", ModelConfig)
+_OF_PIPELINE = "in a folder of a diffusion model; nkw imagine takes that folder, with model_index.json"
+TEXT_ENCODER = Task(f"encodes texts {_OF_PIPELINE}", ComponentConfig, "model.runners.component")
+DENOISER = Task(f"denoises latents {_OF_PIPELINE}", ComponentConfig, "model.runners.component")
+AUTOENCODER = Task(f"makes images of latents {_OF_PIPELINE}", ComponentConfig, "model.runners.component")

@@ -1,5 +1,7 @@
 """Weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists.
 
+Components of a diffusers folder have `diffusion_pytorch_model` in these names instead of `model`.
+
 The `safetensors` library reads and checks the headers. This module maps the tensors into memory, because the library's
 NumPy interface copies every tensor and needs a recent version for bfloat16. The bytes of a tensor are read when it is
 used, and their memory can be released afterwards. Quantised weights are widened each time they are used.
@@ -31,6 +33,9 @@ from nkw.files import opened
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_COMPONENT = "diffusion_pytorch_model.safetensors"
+_NAMES = (INDEX, SINGLE, f"{_COMPONENT}.index.json", _COMPONENT)
+"""Names of the file that is opened; the first one in the folder counts."""
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24
 """Most bytes of a header; a thousand tensors take 0.1 MB. The library allows 100 MB, which take 2 GB of memory."""
@@ -109,8 +114,8 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     folder = Path(folder)
     maps: dict[Path, mmap.mmap] = {}
     # Any file with the name of the index is read as an index, also a pipe or a broken link.
-    source = folder / (INDEX if os.path.lexists(folder / INDEX) else SINGLE)
-    if source.name == INDEX:
+    source = folder / next((name for name in _NAMES if os.path.lexists(folder / name)), SINGLE)
+    if source.suffix == ".json":
         tensors = _map_shards(source, maps)
     else:
         tensors, maps[source] = _map_tensors(source)
@@ -254,7 +259,7 @@ def _map_shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarra
         tensors |= shard
     for name, file in files.items():
         if name not in tensors:
-            raise _error(f"{folder / file}: tensor {name} is missing; {INDEX} assigns it to this file")
+            raise _error(f"{folder / file}: tensor {name} is missing; {index.name} assigns it to this file")
     return tensors
 
 

@@ -6,6 +6,7 @@ x_t = (1 - t) * latents + t * noise,   the denoiser learns noise - latents,   t 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from diffusers import AutoencoderKL
 from torch import nn
 
-from tools.shapes.captions import Caption, list_held_out_captions
+from tools.shapes.captions import Caption, Figure, list_held_out_captions
 from tools.shapes.checker import Verdict, check_picture
 from tools.train.shapes.budget import Training
 from tools.train.shapes.folder import LATENT_CHANNELS, create_denoiser, load_tokenizer, tokenize
@@ -21,9 +22,36 @@ from tools.train.shapes.pictures import describe_scenes, draw_pictures, to_pictu
 
 _EMPTY_CAPTIONS = 0.1
 """Share of captions that are replaced by the empty one, for guidance."""
-_POOL = 4096
-"""Pictures whose latents are computed at once and shuffled."""
+_PICTURES = 65536
+"""Pictures that are drawn and encoded before the training; their captions are written anew for every batch."""
 _SIDE = 8
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """Scaled latents of pictures, float32 [pictures, channels, 8, 8], and the figures and relation of each."""
+
+    latents: torch.Tensor
+    scenes: list[tuple[tuple[Figure, ...], str]]
+
+    @classmethod
+    def draw(cls, autoencoder: AutoencoderKL, seed: int) -> _Dataset:
+        """Draw and encode pictures; equal seeds give equal pictures."""
+        pictures, scenes = draw_pictures(np.random.default_rng(seed), _PICTURES)
+        with torch.no_grad():
+            latents = torch.cat(
+                [
+                    autoencoder.encode(to_tensor(part)).latent_dist.mean
+                    for part in np.split(pictures, _PICTURES // 64)
+                ]
+            )
+        return cls((latents - autoencoder.config.shift_factor) * autoencoder.config.scaling_factor, scenes)
+
+    def draw_batch(self, rng: np.random.Generator, batch: int) -> tuple[torch.Tensor, list[str]]:
+        """Return latents of random pictures, and a caption of each, some of them empty."""
+        rows = rng.integers(_PICTURES, size=batch)
+        captions = describe_scenes(rng, [self.scenes[row] for row in rows])
+        return self.latents[rows], ["" if rng.random() < _EMPTY_CAPTIONS else text for text in captions]
 
 
 def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 128, seed: int = 0) -> None:
@@ -34,18 +62,17 @@ def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 
     module = create_denoiser(folder)
     training = Training(module, state, core_minutes, rate=3e-3, matrices=True)
     rng = np.random.default_rng([seed, training.step])
-    pool: list[tuple[torch.Tensor, torch.Tensor]] = []
+    torch.manual_seed(seed + training.step)
+    dataset = _Dataset.draw(autoencoder, seed)
     captions = list_held_out_captions()[::4]
 
     def compute_loss() -> torch.Tensor:
-        if not pool:
-            pool.extend(_encode_pictures(rng, autoencoder, tokenizer, batch))
-        latents, ids = pool.pop()
+        latents, texts = dataset.draw_batch(rng, batch)
         t = torch.sigmoid(torch.randn(batch, 1, 1, 1))
         noise = torch.randn_like(latents)
-        with torch.autocast("cpu", torch.bfloat16):
-            flow = predict_flow(module, (1 - t) * latents + t * noise, t.flatten(), encode_texts(module, ids))
-        return ((flow.float() - (noise - latents)) ** 2).mean()
+        text = encode_texts(module, tokenizer, texts)
+        flow = predict_flow(module, (1 - t) * latents + t * noise, t.flatten(), text)
+        return ((flow - (noise - latents)) ** 2).mean()
 
     def report() -> str:
         trained = training.use_average()
@@ -59,37 +86,27 @@ def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 
         component.to(torch.bfloat16).save_pretrained(folder / name)
 
 
-@torch.no_grad()
-def _encode_pictures(
-    rng: np.random.Generator, autoencoder: AutoencoderKL, tokenizer: object, batch: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return batches of scaled latents [batch, channels, 8, 8] and token ids of captions [batch, 16]."""
-    pictures, scenes = draw_pictures(rng, _POOL)
-    texts = describe_scenes(rng, scenes)
-    texts = ["" if rng.random() < _EMPTY_CAPTIONS else text for text in texts]
-    ids = tokenize(tokenizer, texts)
-    latents = torch.cat(
-        [
-            autoencoder.encode(to_tensor(batch_pictures)).latent_dist.mean
-            for batch_pictures in np.split(pictures, 64)
-        ]
-    )
-    scaled = (latents - autoencoder.config.shift_factor) * autoencoder.config.scaling_factor
-    return list(zip(scaled.split(batch), ids.split(batch)))
-
-
-def encode_texts(module: nn.ModuleDict, ids: torch.Tensor) -> torch.Tensor:
-    """Return the text encoder's states of token ids, [captions, 16, width]."""
-    return module["text_encoder"](ids).last_hidden_state
+def encode_texts(
+    module: nn.ModuleDict, tokenizer: object, captions: list[str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the text encoder's states of captions, [captions, 16, width], and the mask of tokens, [captions, 16]."""
+    ids, mask = tokenize(tokenizer, captions)
+    return module["text_encoder"](ids, attention_mask=mask).last_hidden_state, mask
 
 
 def predict_flow(
-    module: nn.ModuleDict, x: torch.Tensor, t: torch.Tensor, states: torch.Tensor
+    module: nn.ModuleDict, x: torch.Tensor, t: torch.Tensor, text: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
-    """Return the flow at x [images, channels, 8, 8] and times t [images] from 0 to 1."""
+    """Return the flow at x [images, channels, 8, 8] and times t [images] from 0 to 1, for texts of `encode_texts`."""
     conditions = {"resolution": None, "aspect_ratio": None}
+    states, mask = text
     return module["transformer"](
-        x, encoder_hidden_states=states, timestep=t * 1000, added_cond_kwargs=conditions, return_dict=False
+        x,
+        encoder_hidden_states=states,
+        encoder_attention_mask=mask,
+        timestep=t * 1000,
+        added_cond_kwargs=conditions,
+        return_dict=False,
     )[0]
 
 
@@ -107,12 +124,10 @@ def generate(
     module.eval()
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(len(captions), LATENT_CHANNELS, _SIDE, _SIDE, generator=generator)
-    states = encode_texts(
-        module, tokenize(tokenizer, [""] * len(captions) + [caption.text for caption in captions])
-    )
+    text = encode_texts(module, tokenizer, [""] * len(captions) + [caption.text for caption in captions])
     times = torch.linspace(1, 0, steps + 1)
     for t, following in itertools.pairwise(times):
-        flows = predict_flow(module, torch.cat([x, x]), t.repeat(2 * len(captions)), states)
+        flows = predict_flow(module, torch.cat([x, x]), t.repeat(2 * len(captions)), text)
         without, conditioned = flows.chunk(2)
         x = x + (following - t) * (without + guidance * (conditioned - without))
     module.train()

@@ -40,7 +40,7 @@ DENOISER = {
     "cross_attention_dim": WIDTH,
     "caption_channels": WIDTH,
     "sample_size": 8,
-    "patch_size": 1,
+    "patch_size": 2,
     "use_additional_conditions": False,
 }
 SCHEDULER = {
@@ -140,9 +140,9 @@ def load_tokenizer(folder: Path) -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(folder / "tokenizer")
 
 
-def tokenize(tokenizer: CLIPTokenizer, captions: list[str]) -> torch.Tensor:
-    """Return the padded token ids of captions, int64 [captions, 16]."""
+def tokenize(tokenizer: CLIPTokenizer, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return padded token ids of captions, int64 [captions, 16], and which are no padding, as 1 and 0 of this shape."""
     padded = tokenizer(
         captions, padding="max_length", max_length=MOST_TOKENS, truncation=True, return_tensors="pt"
     )
-    return padded.input_ids
+    return padded.input_ids, padded.attention_mask

@@ -1,0 +1,85 @@
+"""Opened components of a diffusion model: their configs, and weights that are mapped into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from model.config.component import ComponentConfig
+from model.config.fields import Fields
+from model.config.folder import check_inside, check_model_folder, list_model_files
+from model.errors import ModelError
+from model.families.registry import FAMILIES, read
+from model.families.tasks import Task
+from model.layers.precision import choose_activation_dtype
+from model.loading.checkpoint import Checkpoint, open_checkpoint
+from model.loading.weights import RankWeights, shard_weights
+from model.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class LoadedComponent:
+    """Component with its memory-mapped checkpoint; `dtype` is that of activations: float32, bfloat16 or auto."""
+
+    folder: Path
+    config: ComponentConfig
+    checkpoint: Checkpoint
+    dtype: str = "float32"
+
+    @classmethod
+    def open(cls, folder: Path, task: Task[ComponentConfig], dtype: str = "float32") -> LoadedComponent:
+        """Open a component's folder, without reading its weights.
+
+        Args:
+            folder: The subfolder of a diffusers folder.
+            task: What the component is for.
+            dtype: Dtype of activations.
+
+        Raises:
+            ModelError: Files are missing, damaged or links out of the folder; the class is unknown or for another task;
+                or a field is unknown, missing, has the wrong type, or describes what no layer computes.
+        """
+        config = read_component(folder, task)
+        return cls(folder, config, open_checkpoint(folder, config), dtype)
+
+    def resize(self, config: ComponentConfig) -> LoadedComponent:
+        """Return the component with a config for another size of inputs and the same weights."""
+        return replace(self, config=config)
+
+    @property
+    def activations(self) -> np.dtype:
+        """NumPy dtype of activations."""
+        return choose_activation_dtype(self.dtype, self.config, self.checkpoint)
+
+    def load_shards(self, mesh: Mesh) -> tuple[RankWeights, ...]:
+        """Return the weights of all tensor-parallel ranks of a mesh.
+
+        Raises:
+            ModelError: The ranks cannot share the component, or the weights exceed the memory of this machine.
+        """
+        release = self.checkpoint.release
+        return shard_weights(self.config, self.checkpoint, mesh.tensor, after_layer=release, dtype=self.dtype)
+
+
+def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig:
+    """Return the config of a component from its folder's config.json; arguments and errors of `LoadedComponent.open`.
+
+    diffusers names the class of a component in `_class_name`, transformers in `architectures`.
+    """
+    check_model_folder(folder)
+    for file in list_model_files(folder):
+        check_inside(file)
+    fields = Fields(folder / "config.json")
+    field = "_class_name" if "_class_name" in fields else "architectures"
+    names = fields.get(field, None)
+    name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    known = {row.architecture: key for key, row in FAMILIES.items() if row.task == task}
+    if not isinstance(name, str) or name not in known:
+        raise fields.error(field, f"{name!r:.60} is not known; known are {', '.join(known)}")
+    config = read(known[name], fields)
+    assert isinstance(config, ComponentConfig)
+    if config.refusals:
+        raise ModelError(config.refusals[0], "NKW-MODEL-CONFIG")
+    return config

@@ -1,0 +1,150 @@
+"""Runners of the components of a diffusion model, in NumPy or with kernels on a device.
+
+The first input of a component's network is the `x` of its first layer, and the first output is the `x` of its last
+layer. In a reference further inputs and outputs are states. A batch has one row of each input and output for each
+image or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from model.config.component import ComponentConfig
+from model.execution.bound_launch import Device
+from model.execution.launched_network import LaunchedNetwork, Progress
+from model.families import compose
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.layers.layer import States
+from model.layers.precision import FLOAT32
+from model.loading.component import LoadedComponent
+from model.mesh import Mesh
+from model.network import Network
+
+WIDENED_BYTES = 2**30
+"""Most memory of the float32 copies of a component's weights that a reference keeps."""
+
+Arrays = dict[str, np.ndarray]
+
+
+class Component(Protocol):
+    """Component that computes a batch of images or texts."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Return the outputs of the component's network by name, float32 [batch, ...] each.
+
+        Args:
+            inputs: The inputs of the network by name, [batch, ...] each.
+        """
+
+
+class ReferenceComponent:
+    """Component in NumPy, which computes one image or text after another.
+
+    Args:
+        model: The opened component, whose config has the size of its inputs.
+        ranks: Activations are rounded as on a device of so many ranks.
+    """
+
+    def __init__(self, model: LoadedComponent, ranks: int = 1) -> None:
+        self._network = compose(model.config)
+        self._numpy = Arithmetic(
+            model.checkpoint, model.activations, WIDENED_BYTES, ranks, self._network.exact
+        )
+        self._span = Span(0, model.config.rows)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Return the outputs by name, float32 [batch, ...] each; see `Component`."""
+        batch = [
+            self._run_one({name: array[index] for name, array in inputs.items()})
+            for index in range(len(next(iter(inputs.values()))))
+        ]
+        return {name: np.stack([outputs[name] for outputs in batch]) for name in self._network.outputs}
+
+    def _run_one(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Return the outputs of one image or text by name."""
+        first, *others = self._network.inputs
+        states: States = {name: np.asarray(inputs[name]) for name in others}
+        x = np.asarray(inputs[first])
+        for layer in self._network.layers:
+            x = layer.reference(x, self._span, states, self._numpy)
+        first_output, *_ = self._network.outputs
+        return {**states, first_output: x}
+
+
+class KernelComponent:
+    """Component with kernels on a device, for batches of one size.
+
+    Args:
+        model: The opened component, whose config has the size of its inputs.
+        device: The device, whose ranks divide the component.
+        batch: Number of images or texts.
+        progress: Called when sections of the network are finished.
+    """
+
+    def __init__(
+        self,
+        model: LoadedComponent,
+        device: Device,
+        batch: int,
+        progress: Progress = lambda done, sections: None,
+    ) -> None:
+        mesh, network = Mesh(device.ranks), compose(model.config)
+        shards = model.load_shards(mesh)
+        step = make_step(model.config, shards[0].dtype, shards[0].dtypes, batch, mesh.tensor)
+        self._device, self._network, self._step, self._batch = device, network, step, batch
+        self._shapes = _list_input_shapes(network, step)
+        self._launched = LaunchedNetwork(network, shards, device, step, mesh, f"a batch of {batch}", progress)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Return the outputs by name, float32 [batch, ...] each; see `Component`."""
+        arrays = {name: np.reshape(array, (1, *self._shapes[name])) for name, array in inputs.items()}
+        with self._device.session():
+            outputs = self._launched.run(self._step, arrays)
+        return {
+            name: _split_batch(np.asarray(ranks[0]).astype(FLOAT32), self._batch)
+            for name, ranks in outputs.items()
+        }
+
+
+def make_step(
+    config: ComponentConfig,
+    activations: np.dtype,
+    weights: WeightDtypes,
+    batch: int = 1,
+    ranks: int = 1,
+) -> StepShape:
+    """Return the step of a component: one pass over a batch of images or texts.
+
+    Args:
+        config: The component with the size of its inputs.
+        activations: Dtype of activations.
+        weights: Dtypes of weights.
+        batch: Number of images or texts.
+        ranks: Tensor-parallel ranks.
+    """
+    return StepShape(
+        Phase.prefill,
+        tokens=batch * config.rows,
+        sequences=batch,
+        cache_length=config.rows,
+        context=config.rows,
+        ranks=ranks,
+        activations=activations,
+        weights=weights,
+    )
+
+
+def _list_input_shapes(network: Network, step: StepShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in which launches read the inputs of a network, by name."""
+    launches = (launch for layer in network.layers for launch in layer.launches(step))
+    values = (value for launch in launches for value in launch.values)
+    return {value.name: value.shape for value in values if value.name in network.inputs}
+
+
+def _split_batch(array: np.ndarray, batch: int) -> np.ndarray:
+    """Return an array whose first axis is the batch, or the rows of all images, as [batch, ...]."""
+    return array if len(array) == batch else array.reshape(batch, len(array) // batch, *array.shape[1:])
