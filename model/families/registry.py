@@ -15,7 +15,7 @@ from typing import Any
 from model.config import Config, Fields
 from model.families import dense
 from model.families.names import LLAMA
-from model.families.tasks import SPEECH, TEXT, Task
+from model.families.tasks import DENOISER, SPEECH, TEXT, Task
 from model.formats import read_cache_scheme, read_format, read_method
 from model.network import Network
 
@@ -78,6 +78,9 @@ FAMILIES: dict[str, Family] = {
     "minimax_m2": Family("model.families.minimax", "read_minimax_m2", "MiniMaxM2ForCausalLM"),
     "mamba": Family("model.families.mamba", "read_mamba", "MambaForCausalLM"),
     "mamba2": Family("model.families.mamba2", "read_mamba2", "Mamba2ForCausalLM"),
+    "PixArtTransformer2DModel": Family(
+        "model.families.pixart", "read_pixart", "PixArtTransformer2DModel", DENOISER
+    ),
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
 }
 

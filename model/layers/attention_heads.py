@@ -179,7 +179,6 @@ class AttentionHeads:
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         matrices = self.w_qkv.arguments("w_qkv", step)
-        first_norm = self.norm or next(iter(self.head_norms), None)
         arguments: dict[str, Argument] = {
             "x": x,
             **matrices,
@@ -191,13 +190,7 @@ class AttentionHeads:
             **list_row_arguments(step, self.w_qkv),
             **list_gather_arguments(step),
         }
-        if self.norm is not None:
-            arguments |= {
-                "norm_weight": self.norm.weight.value(step),
-                "norm_bias": create_argument(self.norm.bias_weight, step),
-            }
-        if first_norm is not None:
-            arguments |= {"eps": first_norm.eps, "norm_offset": first_norm.offset}
+        arguments |= self._list_norm_arguments(step)
         if not self._whole_norms:
             arguments |= self._list_head_norm_arguments(step)
             if self.heads.positions is not None:
@@ -227,6 +220,16 @@ class AttentionHeads:
                     Launch("rope", arguments, (rotated.name,), count_copy_work(rotated), step.tokens, label)
                 )
         return launches
+
+    def _list_norm_arguments(self, step: StepShape) -> dict[str, Argument]:
+        """Return the arguments of `qkv_projection` for the norm of its input, or for the norms of heads alone."""
+        if self.norm is not None:
+            return self.norm.list_arguments(step)
+        return (
+            {"eps": norm.eps, "norm_offset": norm.offset}
+            if (norm := next(iter(self.head_norms), None))
+            else {}
+        )
 
     def _rotates_in_attention(self, step: StepShape) -> bool:
         """Return whether `attention_decode` rotates q and k instead of the projection or a launch of `rope`.

@@ -104,15 +104,7 @@ class FeedForward(Stateless):
             "row_gate": create_argument(self._row_gate_weight, step),
         }
         arguments |= list_row_arguments(step, *self._projection_weights().values())
-        if self.norm is not None:
-            arguments |= {
-                "norm_weight": self.norm.weight.value(step),
-                "norm_bias": create_argument(self.norm.bias_weight, step),
-                "norm_offset": self.norm.offset,
-            }
-        nearest_norm = self.norm or self.after
-        if nearest_norm is not None:
-            arguments |= {"eps": nearest_norm.eps}
+        arguments |= self._list_norm_arguments(step)
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
         launches = [
@@ -121,6 +113,12 @@ class FeedForward(Stateless):
         if self.after is not None:
             launches.append(self.after.launch(step, result, "x", "after the MLP", x, self.scale))
         return launches
+
+    def _list_norm_arguments(self, step: StepShape) -> dict[str, Argument]:
+        """Return the arguments of `mlp` for the norm before the block."""
+        if self.norm is not None:
+            return self.norm.list_arguments(step)
+        return {} if self.after is None else {"eps": self.after.eps}
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x [tokens, hidden] after the block, residual included, computed in NumPy.
@@ -134,7 +132,10 @@ class FeedForward(Stateless):
 
     def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
-        unrounded = x if self.norm is None else self.norm.reference(x, numpy)
+        return self.multiply_normed(x if self.norm is None else self.norm.reference(x, numpy), numpy)
+
+    def multiply_normed(self, unrounded: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """Return what the block adds for normalised rows [tokens, hidden]; the result is not rounded."""
         normed = numpy.quantise_rows(unrounded, self.up, *([] if self.gate is None else [self.gate]))
         inner = numpy.multiply(normed, self.up)
         if self.gate is None:

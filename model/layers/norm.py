@@ -14,7 +14,7 @@ import numpy as np
 from model.layers.arithmetic import Arithmetic
 from model.layers.launch import Argument, Axis, Launch, LeastWork, StepShape, Value
 from model.layers.shard import ROW, Cut, Divided
-from model.layers.weight import Tensor, Weight
+from model.layers.weight import Tensor, Weight, create_argument
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,15 @@ class Norm:
     def weights(self) -> Sequence[Weight]:
         """Weight and bias, if there is one."""
         return (self.weight, *((self.bias_weight,) if self.bias_weight else ()))
+
+    def list_arguments(self, step: StepShape) -> dict[str, Argument]:
+        """Return the arguments of the norm of a kernel that normalises its input."""
+        return {
+            "norm_weight": self.weight.value(step),
+            "norm_bias": create_argument(self.bias_weight, step),
+            "norm_offset": self.offset,
+            "eps": self.eps,
+        }
 
     def launch(
         self,

@@ -38,7 +38,7 @@ def attend(
         scores = np.float32(mixer.softcap) * np.tanh(scores / np.float32(mixer.softcap))
     tokens, length = scores.shape[1:]
     before = np.arange(length - tokens, length)[:, None] - np.arange(length)
-    hidden = before < (0 if mixer.causal else -length)
+    hidden = (before < 0) & mixer.causal
     if mixer.window is not None:
         hidden |= before >= mixer.window
     scores[:, hidden] = -np.inf

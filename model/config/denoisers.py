@@ -1,0 +1,83 @@
+"""Configs of denoisers, the components that predict noise or flow in a latent image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from model.config.component import ComponentConfig
+from model.config.fields import Fields
+
+D = TypeVar("D", bound="DenoiserConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoiserConfig(ComponentConfig):
+    """Config of a transformer over the patches of latent images of one size.
+
+    latent_rows, latent_columns  size of a latent image
+    channels         channels of a latent image
+    outputs          channels of the checkpoint's result; twice `channels` if half of them are variances, which no step
+                     needs and no kernel computes
+    patch_size       rows and columns of a patch
+    heads, head_dim  heads of attention; their product is the hidden size
+    text_rows        rows of the encoded text
+    text_size        elements of a row of the encoded text
+    """
+
+    latent_rows: int
+    latent_columns: int
+    channels: int
+    outputs: int
+    patch_size: int
+    heads: int
+    head_dim: int
+    text_rows: int
+    text_size: int
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden state."""
+        return self.heads * self.head_dim
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.latent_rows // self.patch_size, self.latent_columns // self.patch_size
+
+    def with_size(self: D, rows: int, columns: int, text_rows: int) -> D:
+        """Return the denoiser for latent images of another size and texts of another length."""
+        patches = (rows // self.patch_size) * (columns // self.patch_size)
+        return replace(self, rows=patches, latent_rows=rows, latent_columns=columns, text_rows=text_rows)
+
+    def refusal(self, ranks: int) -> str | None:
+        """Return why `ranks` tensor-parallel ranks cannot divide the heads, and how many can; None if they can."""
+        if ranks <= self.heads:
+            return None
+        return f"{ranks} ranks and {self.heads} heads; give at most {self.heads} ranks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixArtConfig(DenoiserConfig):
+    """Config of a PixArt denoiser: blocks of self-attention, attention to the text, and a feed-forward block.
+
+    layers         blocks
+    bias           whether the projections of queries, keys and values have biases
+    eps            epsilon of the norms of the blocks
+    sample_size    rows and columns of the latent images for which the positions are defined
+    interpolation  factor by which positions of patches are divided
+    projects_text  whether two linear layers take the text from `text_size` to the hidden size
+    """
+
+    layers: int
+    bias: bool
+    eps: float
+    sample_size: int
+    interpolation: float
+    projects_text: bool
+
+
+def check_divisible(fields: Fields, name: str, size: int, patch_size: int) -> None:
+    """Raise ModelError if a latent image of `size` rows in the field `name` does not consist of whole patches."""
+    if size % patch_size:
+        raise fields.error(name, f"{size} is not a multiple of patch_size, {patch_size}")

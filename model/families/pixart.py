@@ -1,0 +1,230 @@
+"""PixArt denoisers: blocks of attention to all patches, attention to a text, and a feed-forward block (adaLN-single).
+
+The component is diffusers' PixArtTransformer2DModel. All blocks take their modulation from the same rows of the
+timestep, to which each adds a table of its own.
+"""
+
+from __future__ import annotations
+
+from model.config.component import refuse_unread
+from model.config.denoisers import PixArtConfig, check_divisible
+from model.config.fields import Fields
+from model.config.mixers import GroupedAttention
+from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, read_layer_count
+from model.layers.attention_heads import AttentionProjections
+from model.layers.denoiser.attention import ImageAttention, TextAttention
+from model.layers.denoiser.conditions import FREQUENCIES, ConditionRows, TimestepEmbedding
+from model.layers.denoiser.feed_forward import ModulatedFeedForward, TextProjection
+from model.layers.denoiser.modulation import ModulatedNorm, TableModulation
+from model.layers.denoiser.patches import LATENTS, PatchInput, PatchOutput, PositionTable
+from model.layers.launch import FLOAT32
+from model.layers.layer import Layer
+from model.layers.mlp import FeedForward
+from model.layers.projection import Projection
+from model.network import Input, Network, Section
+
+_EPS = 1e-6
+"""Epsilon of the last norm, which no field of config.json changes; also the default of the others."""
+_TIMESTEPS, _TEXT, _LENGTHS = "timesteps", "text", "text_lengths"
+_EMBEDDING, _ROWS, _TEXT_STATES = "timestep_embedding", "timestep_rows", "text_states"
+_PARTS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
+_WITHOUT_EFFECT = ("dropout", "norm_num_groups", "upcast_attention", "num_embeds_ada_norm")
+_DEFAULT_TEXT_ROWS = 120
+
+
+def read_pixart(fields: Fields) -> PixArtConfig:
+    """Return the config of a PixArt denoiser for images of the size in `sample_size`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type, or patches do not divide the image.
+    """
+    sample, patch = fields.count("sample_size", default=128), fields.count("patch_size", default=2)
+    check_divisible(fields, "sample_size", sample, patch)
+    channels = fields.count("in_channels", default=4)
+    outputs = fields.count("out_channels", default=8 if "out_channels" not in fields else None)
+    if outputs not in (channels, 2 * channels):
+        raise fields.error("out_channels", f"{outputs} is neither in_channels, {channels}, nor twice as many")
+    heads = fields.count("num_attention_heads", default=16, most=MOST_HEADS)
+    head_dim = fields.count("attention_head_dim", default=72, most=MOST_HEAD_DIM)
+    hidden = heads * head_dim
+    for name, only, meaning in (
+        ("norm_type", "ada_norm_single", "norms"),
+        ("activation_fn", "gelu-approximate", "activations"),
+        ("attention_type", "default", "attention"),
+    ):
+        if fields.get(name, only) != only:
+            fields.unsupported(
+                name, f"{fields.get(name, only)!r:.60}; the only {meaning} computed are {only}"
+            )
+    if fields.flag("norm_elementwise_affine", default=False):
+        fields.unsupported("norm_elementwise_affine", "true; norms are computed without weights")
+    if fields.flag("use_additional_conditions", default=sample == 128):
+        fields.unsupported(
+            "use_additional_conditions", "true; the size of the image is no condition in any layer"
+        )
+    if hidden % 4:
+        fields.unsupported("attention_head_dim", f"{hidden} elements of a hidden state are no multiple of 4")
+    text = fields.count("caption_channels", default=hidden)
+    cross = fields.count("cross_attention_dim", default=hidden)
+    if cross != hidden:
+        raise fields.error("cross_attention_dim", f"{cross} is not the hidden size, {hidden}")
+    config = PixArtConfig(
+        rows=(sample // patch) ** 2,
+        latent_rows=sample,
+        latent_columns=sample,
+        channels=channels,
+        outputs=outputs,
+        patch_size=patch,
+        heads=heads,
+        head_dim=head_dim,
+        text_rows=_DEFAULT_TEXT_ROWS,
+        text_size=text,
+        layers=read_layer_count(fields, "num_layers"),
+        bias=fields.flag("attention_bias", default=True),
+        eps=fields.number("norm_eps", default=_EPS),
+        sample_size=sample,
+        interpolation=fields.number("interpolation_scale", default=max(sample // 64, 1)),
+        projects_text="caption_channels" in fields,
+    )
+    refuse_unread(fields, *_WITHOUT_EFFECT)
+    return config
+
+
+def compose(config: PixArtConfig) -> Network:
+    """Return the network of the denoiser; inputs are latents, timesteps, the encoded text and its lengths."""
+    hidden = config.hidden_size
+    embedder = "adaln_single.emb.timestep_embedder"
+    first: list[Layer] = [
+        PatchInput(
+            "patches",
+            "pos_embed.proj",
+            hidden,
+            config.patch_size,
+            (config.channels, config.latent_rows, config.latent_columns),
+            PositionTable(
+                config.patches, hidden, config.sample_size // config.patch_size, config.interpolation
+            ),
+        ),
+        TimestepEmbedding(
+            "timestep",
+            _TIMESTEPS,
+            _EMBEDDING,
+            (
+                _build_linear(f"{embedder}.linear_1", hidden, FREQUENCIES),
+                _build_linear(f"{embedder}.linear_2", hidden, hidden),
+            ),
+        ),
+        ConditionRows(
+            "timestep_rows", _EMBEDDING, _build_linear("adaln_single.linear", 6 * hidden, hidden), (_ROWS,)
+        ),
+    ]
+    if config.projects_text:
+        first.append(_build_text_projection(config))
+    blocks = (_build_block(config, number) for number in range(config.layers))
+    return Network(
+        (tuple(first), *blocks, _build_last(config)),
+        {
+            LATENTS: Input(LATENTS, dtype=None),
+            _TIMESTEPS: Input(_TIMESTEPS, dtype=FLOAT32),
+            _TEXT: Input(_TEXT, dtype=None),
+            _LENGTHS: Input(_LENGTHS),
+        },
+        ("x",),
+    )
+
+
+def _build_linear(tensor: str, outputs: int, inputs: int, bias: bool = True) -> Projection:
+    return Projection(f"{tensor}.weight", outputs, inputs, f"{tensor}.bias" if bias else None)
+
+
+def _build_text_projection(config: PixArtConfig) -> TextProjection:
+    """Return the layer that projects the encoded text to rows of the hidden size."""
+    hidden, tensor = config.hidden_size, "caption_projection.linear"
+    block = FeedForward(
+        "text_projection",
+        hidden,
+        None,
+        None,
+        _build_linear(f"{tensor}_1", hidden, config.text_size),
+        _build_linear(f"{tensor}_2", hidden, hidden),
+        "gelu_tanh",
+    )
+    return TextProjection(block, _TEXT, _TEXT_STATES, config.text_rows)
+
+
+def _build_block(config: PixArtConfig, number: int) -> Section:
+    """Return the layers of block `number`."""
+    hidden, name, tensor = config.hidden_size, f"blocks.{number}", f"transformer_blocks.{number}"
+    parts = tuple(f"{name}.{part}" for part in _PARTS)
+    heads = GroupedAttention(
+        config.heads,
+        config.heads,
+        config.head_dim,
+        query_bias=config.bias,
+        key_bias=config.bias,
+        value_bias=config.bias,
+        output_bias=True,
+        causal=False,
+    )
+    of_attention, of_mlp = (
+        ModulatedNorm(hidden, config.eps, shift, scale, gate) for shift, scale, gate in (parts[:3], parts[3:])
+    )
+    return (
+        TableModulation(f"{name}.modulation", f"{tensor}.scale_shift_table", hidden, _ROWS, parts),
+        ImageAttention(
+            f"{name}.attention",
+            hidden,
+            heads,
+            None,
+            _build_projections(config, f"{tensor}.attn1"),
+            modulation=of_attention,
+        ),
+        TextAttention(
+            f"{name}.text_attention",
+            hidden,
+            heads,
+            _build_projections(config, f"{tensor}.attn2"),
+            _TEXT_STATES if config.projects_text else _TEXT,
+            _LENGTHS,
+            config.text_rows,
+        ),
+        ModulatedFeedForward(
+            f"{name}.mlp",
+            hidden,
+            None,
+            None,
+            _build_linear(f"{tensor}.ff.net.0.proj", 4 * hidden, hidden),
+            _build_linear(f"{tensor}.ff.net.2", hidden, 4 * hidden),
+            "gelu_tanh",
+            modulation=of_mlp,
+        ),
+    )
+
+
+def _build_projections(config: PixArtConfig, tensor: str) -> AttentionProjections:
+    """Return the projections of the attention whose tensors' names begin with `tensor`."""
+    hidden = config.hidden_size
+    query, key, value = (
+        _build_linear(f"{tensor}.to_{letter}", hidden, hidden, config.bias) for letter in "qkv"
+    )
+    return AttentionProjections((query, key, value), _build_linear(f"{tensor}.to_out.0", hidden, hidden))
+
+
+def _build_last(config: PixArtConfig) -> Section:
+    """Return the modulation of the last norm, and the layer that makes images of rows."""
+    hidden, cells = config.hidden_size, config.patch_size**2
+    parts = ("last_shift", "last_scale")
+    projection = _build_linear("proj_out", cells * config.outputs, hidden)
+    if config.outputs > config.channels:
+        projection, _ = projection.split((config.channels, config.channels), groups=cells)
+    return (
+        TableModulation("last.modulation", "scale_shift_table", hidden, _EMBEDDING, parts, is_shared=True),
+        PatchOutput(
+            "last",
+            ModulatedNorm(hidden, _EPS, *parts),
+            projection,
+            config.patches,
+            config.patch_size,
+            config.channels,
+        ),
+    )

@@ -1,0 +1,189 @@
+"""First and last layer of a denoiser: patches of latent images become rows of hidden states, and rows images again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+
+from model.formats import Weight as StoredWeight
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.denoiser.conditions import create_bias, create_matrix
+from model.layers.denoiser.modulation import ModulatedNorm
+from model.layers.launch import FLOAT32, Argument, Launch, LeastWork, StepShape, Value
+from model.layers.layer import Constant, Stateless, States
+from model.layers.projection import Projection
+from model.layers.shard import ROW, Cut, Shape, Shard
+from model.layers.weight import Tensor, Weight, create_argument
+
+LATENTS = "latents"
+"""Name of the latent images [images, channels, rows, columns], an input of the step."""
+
+
+class Patches(Cut):
+    """Cut of a convolution [out, in, rows, columns] that keeps it as [rows, columns, in, out] on every rank."""
+
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
+        """Return (rows, columns, in, out) for a weight of shape (out, in, rows, columns)."""
+        outputs, inputs, rows, columns = tensor_shape
+        return rows, columns, inputs, outputs
+
+    def take(self, tensor: StoredWeight, shard: Shard) -> np.ndarray:
+        """Return a contiguous copy of the weight [out, in, rows, columns] as [rows, columns, in, out]."""
+        return np.ascontiguousarray(np.asarray(tensor).transpose(2, 3, 1, 0))
+
+
+PATCHES = Patches()
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """Sines and cosines of the row and the column of each patch, [patches, size] float32.
+
+    patches        rows and columns of patches
+    size           elements of a hidden state: a quarter each of sines and cosines of the column, then of the row
+    base           patches of a row in images of the size for which positions are defined
+    interpolation  factor by which positions are divided
+    """
+
+    patches: tuple[int, int]
+    size: int
+    base: int
+    interpolation: float
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """Return the table, the same on every rank; angles are computed in float64."""
+        rows, columns = (
+            np.arange(count, dtype=np.float32)
+            / np.float32(count / self.base)
+            / np.float32(self.interpolation)
+            for count in self.patches
+        )
+        quarter = self.size // 4
+        frequencies = 1.0 / 10000.0 ** (np.arange(quarter) / quarter)
+        grid = np.broadcast_to(columns, self.patches), np.broadcast_to(rows[:, None], self.patches)
+        angles = [positions.reshape(-1, 1) * frequencies for positions in grid]
+        return np.concatenate(
+            [function(angle) for angle in angles for function in (np.sin, np.cos)], axis=1
+        ).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class PatchInput(Stateless):
+    """First layer: x [images * patches, hidden] = patches of the latent images times a matrix, plus positions.
+
+    tensor    checkpoint tensor of the convolution [hidden, channels, patch, patch], with a bias
+    shape     channels, rows and columns of a latent image
+    """
+
+    name: str
+    tensor: str
+    hidden: int
+    patch_size: int
+    shape: tuple[int, int, int]
+    positions: PositionTable
+    component: ClassVar[str] = "embedding"
+
+    @property
+    def _matrix(self) -> Weight:
+        shape = (self.hidden, self.shape[0], self.patch_size, self.patch_size)
+        return Weight(f"{self.name}.w", (Tensor(f"{self.tensor}.weight", shape, PATCHES),))
+
+    @property
+    def _bias(self) -> Weight:
+        return Weight(f"{self.name}.b", (Tensor(f"{self.tensor}.bias", (self.hidden,), ROW),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Matrix and bias."""
+        return (self._matrix, self._bias)
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Return the function that computes the table of positions."""
+        return {f"{self.name}.positions": self.positions}
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `patch_embedding` that writes x."""
+        latents = Value(LATENTS, (step.sequences, *self.shape), step.activations)
+        table = Value(f"{self.name}.positions", (step.tokens // step.sequences, self.hidden), FLOAT32)
+        matrix = self._matrix.value(step)
+        arguments: dict[str, Argument] = {
+            "x": latents,
+            "w": matrix,
+            "bias": self._bias.value(step),
+            "added": table,
+        }
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        moved = sum(value.nbytes for value in (latents, matrix, table, x))
+        operations = 2.0 * step.tokens * prod(matrix.shape)
+        return (
+            Launch("patch_embedding", arguments, ("x",), LeastWork(operations, float(moved)), step.tokens),
+        )
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x [patches, hidden] of a latent image x [channels, rows, columns]; the image and x are rounded."""
+        channels, rows, columns = self.shape
+        patch = self.patch_size
+        cells = numpy.round(x).reshape(channels, rows // patch, patch, columns // patch, patch)
+        patches = cells.transpose(1, 3, 0, 2, 4).reshape(-1, channels * patch * patch)
+        matrix = numpy.load_tensor(f"{self.tensor}.weight").reshape(self.hidden, -1)
+        y = patches @ matrix.T + numpy.load_tensor(f"{self.tensor}.bias")
+        return numpy.round(y + self.positions(Shard(0, 1)))
+
+
+@dataclass(frozen=True)
+class PatchOutput(Stateless):
+    """Last layer: x = images [images, channels, rows, columns] of modulated, projected rows of hidden states.
+
+    projection  its outputs are (row in the patch, column in the patch, channel)
+    patches     rows and columns of patches
+    channels    channels of the result
+    """
+
+    name: str
+    norm: ModulatedNorm
+    projection: Projection
+    patches: tuple[int, int]
+    patch_size: int
+    channels: int
+    component: ClassVar[str] = "head"
+
+    @property
+    def _matrix(self) -> Weight:
+        return create_matrix(f"{self.name}.w", self.projection)
+
+    @property
+    def _bias(self) -> Weight | None:
+        return create_bias(f"{self.name}.b", self.projection)
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Matrix and bias."""
+        return [weight for weight in (self._matrix, self._bias) if weight is not None]
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `patch_output`."""
+        x, matrix = Value("x", (step.tokens, self.norm.size), step.activations), self._matrix.value(step)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "w": matrix,
+            "bias": create_argument(self._bias, step),
+            **self.norm.list_arguments(step),
+            "rows": self.patches[0],
+            "columns": self.patches[1],
+            "patch": self.patch_size,
+        }
+        moved = x.nbytes + matrix.nbytes + step.tokens * matrix.shape[1] * step.activations.itemsize
+        operations = 2.0 * step.tokens * prod(matrix.shape)
+        return (Launch("patch_output", arguments, ("x",), LeastWork(operations, float(moved)), step.tokens),)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return the image [channels, rows, columns] of the rows x [patches, hidden], rounded."""
+        normed = self.norm.reference(x, numpy, states)
+        y = numpy.round(numpy.multiply(normed, self.projection))
+        (rows, columns), patch = self.patches, self.patch_size
+        cells = y.reshape(rows, columns, patch, patch, self.channels)
+        return cells.transpose(4, 0, 2, 1, 3).reshape(self.channels, rows * patch, columns * patch)
