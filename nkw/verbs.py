@@ -89,6 +89,16 @@ MODEL_VERBS = {
         "after another, each on its own. Every token is compared with a plain numpy model, and the time on "
         "each chip is predicted.",
     ),
+    "imagine": Verb(
+        "draw an image of a text, check it, predict the time",
+        "imagine 'a red circle above a blue square' --out picture.png",
+        _DONE,
+        function="model.commands.imagine.command:imagine_command",
+        options="model.commands.imagine.arguments:OPTIONS",
+        description="Draw images with a diffusion model whose layers are NKI kernels: the shipped model of coloured "
+        "shapes, or a folder in the layout of diffusers. Text encoder, denoiser and autoencoder are compared with a "
+        "plain numpy model, and the time of each on each chip is predicted.",
+    ),
     "serve": Verb(
         "answer OpenAI's HTTP API with a model, many requests at once",
         "serve --port 8000 --target trn2 --tp 2",

@@ -11,12 +11,19 @@ from model.config.component import ComponentConfig
 from model.config.fields import Fields
 from model.config.folder import check_inside, check_model_folder, list_model_files
 from model.errors import ModelError
-from model.families.registry import FAMILIES, read
+from model.families.registry import FAMILIES, compose, read
 from model.families.tasks import Task
 from model.layers.precision import choose_activation_dtype
 from model.loading.checkpoint import Checkpoint, open_checkpoint
-from model.loading.weights import RankWeights, shard_weights
+from model.loading.weights import (
+    RankWeights,
+    adapt_weights,
+    choose_weight_dtypes,
+    describe_all_ranks,
+    shard_weights,
+)
 from model.mesh import Mesh
+from model.network import Network
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,11 @@ class LoadedComponent:
         return replace(self, config=config)
 
     @property
+    def network(self) -> Network:
+        """Network of the component for the size in its config."""
+        return compose(self.config)
+
+    @property
     def activations(self) -> np.dtype:
         """NumPy dtype of activations."""
         return choose_activation_dtype(self.dtype, self.config, self.checkpoint)
@@ -61,6 +73,12 @@ class LoadedComponent:
         """
         release = self.checkpoint.release
         return shard_weights(self.config, self.checkpoint, mesh.tensor, after_layer=release, dtype=self.dtype)
+
+    def describe_shards(self, mesh: Mesh, target: str) -> tuple[RankWeights, ...]:
+        """Return the weights of all ranks as kernels of a chip read them, for dry runs: zeros without memory."""
+        checkpoint = adapt_weights(self.checkpoint, target)
+        dtypes = choose_weight_dtypes(self.network.weights, checkpoint, self.activations)
+        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor)
 
 
 def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig:

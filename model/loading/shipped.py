@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
-SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
-"""Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
+SHAPES = PRETRAINED / "shapes"
+SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe", "shapes": SHAPES}
+"""Folders by name: a dense story writer, which is the default, one with routed experts, and a model of images."""
 
 
 def find_model_name(folder: str | Path) -> str:

@@ -7,7 +7,7 @@ image or text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,12 +15,12 @@ import numpy as np
 from model.config.component import ComponentConfig
 from model.execution.bound_launch import Device
 from model.execution.launched_network import LaunchedNetwork, Progress
-from model.families import compose
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import States
 from model.layers.precision import FLOAT32
 from model.loading.component import LoadedComponent
+from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.network import Network
 
@@ -50,7 +50,7 @@ class ReferenceComponent:
     """
 
     def __init__(self, model: LoadedComponent, ranks: int = 1) -> None:
-        self._network = compose(model.config)
+        self._network = model.network
         self._numpy = Arithmetic(
             model.checkpoint, model.activations, WIDENED_BYTES, ranks, self._network.exact
         )
@@ -82,6 +82,7 @@ class KernelComponent:
         model: The opened component, whose config has the size of its inputs.
         device: The device, whose ranks divide the component.
         batch: Number of images or texts.
+        shards: Weights of all ranks; None to load them.
         progress: Called when sections of the network are finished.
     """
 
@@ -90,14 +91,19 @@ class KernelComponent:
         model: LoadedComponent,
         device: Device,
         batch: int,
+        shards: Sequence[RankWeights] | None = None,
         progress: Progress = lambda done, sections: None,
     ) -> None:
-        mesh, network = Mesh(device.ranks), compose(model.config)
-        shards = model.load_shards(mesh)
+        mesh, network = Mesh(device.ranks), model.network
+        shards = model.load_shards(mesh) if shards is None else shards
         step = make_step(model.config, shards[0].dtype, shards[0].dtypes, batch, mesh.tensor)
         self._device, self._network, self._step, self._batch = device, network, step, batch
         self._shapes = _list_input_shapes(network, step)
         self._launched = LaunchedNetwork(network, shards, device, step, mesh, f"a batch of {batch}", progress)
+
+    def create_inputs(self) -> Arrays:
+        """Return zeros as the inputs of a batch, for dry runs."""
+        return {name: np.zeros(shape, FLOAT32) for name, shape in self._shapes.items()}
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs by name, float32 [batch, ...] each; see `Component`."""

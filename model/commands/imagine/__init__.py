@@ -1,0 +1,1 @@
+"""`nkw imagine`: draws images with a diffusion model."""

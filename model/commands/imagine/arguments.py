@@ -1,0 +1,16 @@
+"""Options of `nkw imagine`."""
+
+from model.commands.options import option, options
+
+OPTIONS = options(
+    "prompt=IMAGE --model=IMAGES",
+    "--negative-prompt --steps --guidance --guidance-passes --images --size --latents",
+    option("--seed", help="of the noise of the first image (default: %(default)s)"),
+    "--out=PNG --grid --save-steps",
+    "--target --tp --lnc --hardware",
+    option("--backend", choices=("simulate", "numpy")),
+    option(
+        "--no-check", help="do not compare the images with the numpy model; times are predicted all the same"
+    ),
+    "--dtype --json",
+)

@@ -1,0 +1,229 @@
+"""Entry of `nkw imagine`: draws images, compares them with the numpy model, and predicts times."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.commands.generate.mesh import MOST_RANKS
+from model.commands.generate.prediction import check_cores, iterate_targets
+from model.commands.imagine.png import arrange_grid, check_pillow, describe_settings, write_png
+from model.commands.imagine.report import Difference, TargetTimes, summarise
+from model.commands.options.images import FIRST_PROMPT
+from model.errors import ModelError, check_memory
+from model.loading.weights import check_ranks
+from model.runners.backends import KernelBackend, ReferenceBackend
+from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling
+from model.runners.image_times import DryBackend
+from model.runners.pipelines import open_pipeline
+from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from nkw.files import OutputFile, Outputs, json_document
+from nkw.terminal import show, working
+
+_CODE = "NKW-IMAGE-FILE"
+
+
+def imagine_command(options: argparse.Namespace) -> int:
+    """Draw images as the options ask, and return the exit status 0.
+
+    Raises:
+        ModelError: Options or the model are refused, before the first pass.
+        InvalidArgument: A file cannot be written.
+    """
+    check_cores(options)
+    if options.tp > MOST_RANKS:
+        raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most: give a smaller --tp")
+    requests = list_requests(options)
+    sampling = Sampling(options.steps, options.guidance, Guidance(options.guidance_passes))
+    pipeline = open_pipeline(options.model, options.dtype)
+    if options.size is not None:
+        pipeline = pipeline.with_image_size(options.size[1], options.size[0])
+    for component in pipeline.components:
+        check_ranks(component.config, options.tp)
+    pipeline.plan(options.steps)
+    outputs = Outputs(lambda: [*pipeline.files, *([] if options.latents is None else [options.latents])])
+    if options.out is not None or options.save_steps is not None:
+        check_pillow()
+    files = [outputs.claim(path, "image", _CODE) for path in list_paths(options, len(requests))]
+    noise = None if options.latents is None else read_noise(options.latents)
+    with json_document(options.json, outputs, "imagine") as contents:
+        drawing, difference = _draw(options, pipeline, requests, sampling, noise)
+        settings = _describe_options(options, pipeline)
+        _write_images(options, files, drawing.images, requests, settings)
+        times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
+        show(summarise(drawing, difference, times, options.tp))
+        contents.update(_build_document(settings, requests, files, drawing, difference, times))
+    return 0
+
+
+def list_requests(options: argparse.Namespace) -> list[ImageRequest]:
+    """Return one request for each image: --images of each prompt, with seeds that follow --seed."""
+    prompts = options.prompt or [FIRST_PROMPT]
+    return [
+        ImageRequest(prompt, options.seed + index * options.images + number, options.negative_prompt)
+        for index, prompt in enumerate(prompts)
+        for number in range(options.images)
+    ]
+
+
+def list_paths(options: argparse.Namespace, images: int) -> list[Path]:
+    """Return the paths of the images of --out: one with --grid, else one for each image, numbered if there are several.
+
+    Raises:
+        ModelError: --grid comes without --out.
+    """
+    if options.out is None:
+        if options.grid:
+            raise ModelError("--grid writes one image: give its file with --out")
+        return []
+    if images == 1 or options.grid:
+        return [options.out]
+    return [options.out.with_stem(f"{options.out.stem}-{number}") for number in range(1, images + 1)]
+
+
+def read_noise(path: Path) -> np.ndarray:
+    """Return the array of a .npy file with the noise to begin with.
+
+    Raises:
+        ModelError: The file cannot be read, is no .npy file of numbers, or is too large.
+    """
+    try:
+        check_memory(min(os.path.getsize(path), 2**62), f"the latents of {path}")
+        with open(path, "rb") as file:
+            noise = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is no .npy file of numbers"
+        raise ModelError(f"{path} cannot be read: {reason}", _CODE) from None
+    if not isinstance(noise, np.ndarray) or noise.dtype.kind != "f":
+        raise ModelError(f"{path} has no floating-point numbers", _CODE)
+    return noise
+
+
+def _draw(
+    options: argparse.Namespace,
+    pipeline: ImagePipeline,
+    requests: Sequence[ImageRequest],
+    sampling: Sampling,
+    noise: np.ndarray | None,
+) -> tuple[Drawing, Difference | None]:
+    """Draw the images, and return them with their difference from the numpy model, if it is asked for."""
+    backend: Backend = ReferenceBackend(options.tp)
+    if options.backend == "simulate":
+        from model.device import SimulatedDevice
+
+        backend = KernelBackend(SimulatedDevice(options.target, options.tp))
+    passes = pipeline.plan(sampling.steps).passes
+    done = [0]
+    runner = ImageRunner(pipeline, backend)
+    folder = None if options.save_steps is None else _create_folder(options.save_steps)
+
+    def on_step(count: int, latents: np.ndarray) -> None:
+        done[0] = count
+        if folder is not None:
+            grid = arrange_grid(runner.decode(latents), len(latents))
+            file = OutputFile(folder / f"step-{count:03}.png", "image of a step", _CODE)
+            write_png(
+                file, grid, describe_settings([request.prompt for request in requests], {"step": count})
+            )
+
+    with working(lambda: f"drawing: {done[0]} of {passes} passes"):
+        drawing = runner.draw(requests, sampling, noise, on_step)
+    if options.backend == "numpy" or not options.check:
+        return drawing, None
+    with working(lambda: "comparing with the numpy model"):
+        expected = ImageRunner(pipeline, ReferenceBackend(options.tp)).draw(requests, sampling, noise)
+    return drawing, Difference.measure(drawing, expected)
+
+
+def _create_folder(path: Path) -> Path:
+    """Create the folder of --save-steps.
+
+    Raises:
+        ModelError: It exists, or cannot be made.
+    """
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise ModelError(f"--save-steps {path}: {error.strerror}; it writes a new folder", _CODE) from None
+    return path
+
+
+def _write_images(
+    options: argparse.Namespace,
+    files: Sequence[OutputFile | None],
+    images: np.ndarray,
+    requests: Sequence[ImageRequest],
+    settings: dict[str, Any],
+) -> None:
+    """Write the images to their files: one grid, or each image with its own prompt and seed."""
+    if options.grid:
+        images = arrange_grid(images, options.images if options.images > 1 else len(images))[None]
+        prompts = [[request.prompt for request in requests]]
+        seeds: list[int] = [options.seed]
+    else:
+        prompts = [[request.prompt] for request in requests]
+        seeds = [request.seed for request in requests]
+    for file, image, texts, seed in zip(files, images, prompts, seeds):
+        if file is not None:
+            write_png(file, image, describe_settings(texts, {**settings, "seed": seed}))
+
+
+def _describe_options(options: argparse.Namespace, pipeline: ImagePipeline) -> dict[str, Any]:
+    """Return the settings that determine an image beside its prompt and seed."""
+    rows, columns = pipeline.image_size
+    return {
+        "model": options.model.name,
+        "size": f"{columns}x{rows}",
+        "negative_prompt": options.negative_prompt,
+        "steps": options.steps,
+        "guidance": options.guidance,
+        "dtype": options.dtype,
+        "latents": None if options.latents is None else str(options.latents),
+    }
+
+
+def _predict(
+    options: argparse.Namespace,
+    pipeline: ImagePipeline,
+    requests: Sequence[ImageRequest],
+    sampling: Sampling,
+) -> list[TargetTimes]:
+    """Return predicted times of these images on each compared chip."""
+    from model.device import DryDevice, limit_lnc
+
+    times = []
+    for target in iterate_targets(options.target):
+        device = DryDevice(target, options.tp, one_for_all=True, lnc=limit_lnc(target, options.lnc))
+        backend = DryBackend(device, target)
+        passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
+        times.append(TargetTimes(target, len(requests), tuple(backend.list_times(passes))))
+    return times
+
+
+def _build_document(
+    settings: dict[str, Any],
+    requests: Sequence[ImageRequest],
+    files: Sequence[OutputFile | None],
+    drawing: Drawing,
+    difference: Difference | None,
+    times: Sequence[TargetTimes],
+) -> dict[str, Any]:
+    """Return the document of --json."""
+    return {
+        **settings,
+        "images": [{"prompt": request.prompt, "seed": request.seed} for request in requests],
+        "files": [str(file.path) for file in files if file is not None],
+        "passes": [
+            {"component": name, "batch": batch, "passes": count}
+            for (name, batch), count in drawing.passes.items()
+        ],
+        "difference": None
+        if difference is None
+        else {"latents": difference.latents, "bytes": difference.bytes, "share": difference.share},
+        "predictions": [target.build_document() for target in times],
+    }

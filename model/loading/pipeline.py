@@ -1,0 +1,85 @@
+"""Opened folders of diffusion models: model_index.json, which names the components, and the noise schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.config.fields import Fields, read_json
+from model.config.folder import check_inside
+from model.errors import ModelError
+from model.families.tasks import Task
+from model.loading.component import LoadedComponent
+from model.noise_schedules import NoiseSchedule, read_schedule
+
+INDEX = "model_index.json"
+_CODE = "NKW-MODEL-PIPELINE"
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """Folder in the layout of diffusers; `components` has the class of each component by name."""
+
+    path: Path
+    class_name: str
+    components: Mapping[str, str]
+
+    @classmethod
+    def open(cls, path: Path) -> PipelineFolder:
+        """Read model_index.json of a folder.
+
+        Raises:
+            ModelError: It is missing, damaged or a link out of the folder, or does not name a class for the pipeline
+                and for each component.
+        """
+        if not path.is_dir():
+            raise ModelError(f"{path} is not a folder; a diffusion model is a folder with {INDEX}", _CODE)
+        check_inside(path / INDEX)
+        fields = Fields(path / INDEX)
+        class_name = fields.get("_class_name", None)
+        if not isinstance(class_name, str):
+            raise fields.error("_class_name", f"{class_name!r:.60} is not the name of a pipeline")
+        components = {}
+        for name in fields.names:
+            value = fields.get(name, None)
+            if name.startswith("_") or not isinstance(value, list) or value == [None, None]:
+                continue
+            if len(value) != 2 or not all(isinstance(part, str) for part in value):
+                raise fields.error(name, f"{value!r:.60} is not a library and a class")
+            components[name] = value[1]
+        return cls(path, class_name, components)
+
+    def check_components(self, needed: Mapping[str, tuple[str, ...]]) -> None:
+        """Check that the folder has components by name, each of one of some classes.
+
+        Raises:
+            ModelError: A component is missing, has another class, or is not among the `needed` ones.
+        """
+        for name, classes in needed.items():
+            found = self.components.get(name)
+            if found not in classes:
+                problem = "is missing" if found is None else f"is a {found:.60}"
+                raise ModelError(
+                    f"{self.path / INDEX}: {name} {problem}; {self.class_name} needs {' or '.join(classes)}",
+                    _CODE,
+                )
+
+    def open_component(self, name: str, task: Task, dtype: str) -> LoadedComponent:
+        """Open the component in the subfolder `name`; errors are those of `LoadedComponent.open`."""
+        folder = self.path / name
+        check_inside(folder)
+        return LoadedComponent.open(folder, task, dtype)
+
+    def read_schedule(self) -> NoiseSchedule:
+        """Return the noise schedule in the subfolder `scheduler`.
+
+        Raises:
+            ModelError: scheduler_config.json is missing or damaged, or a field of it is not supported.
+        """
+        path = self.path / "scheduler" / "scheduler_config.json"
+        check_inside(path)
+        try:
+            return read_schedule(read_json(path))
+        except ModelError as error:
+            raise ModelError(f"{path}: {error.message.removeprefix(f'{path}: ')}", _CODE) from None

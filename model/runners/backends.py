@@ -1,0 +1,68 @@
+"""Backends of pipelines: what creates the components of a diffusion model that compute, or that are timed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.execution.bound_launch import Device
+from model.loading.component import LoadedComponent
+from model.runners.component import Arrays, Component, KernelComponent, ReferenceComponent
+from model.runners.pipelines.pipeline import Backend
+
+
+class ReferenceBackend:
+    """Backend in NumPy; activations are rounded as on a device of `ranks` ranks."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks = ranks
+
+    def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
+        """Return the component in NumPy, which takes batches of any size."""
+        return ReferenceComponent(model, self._ranks)
+
+
+class KernelBackend:
+    """Backend with kernels on a device; a component is put on the device once for each size of batches."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._created: dict[tuple[str, int], KernelComponent] = {}
+
+    def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
+        """Return the component with kernels for batches of one size."""
+        if (name, batch) not in self._created:
+            self._created[name, batch] = KernelComponent(model, self._device, batch)
+        return self._created[name, batch]
+
+
+class CountingBackend:
+    """Backend that counts the passes of components of another backend.
+
+    `passes` has the number of passes by the name of the component and the number of images or texts of a pass.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.passes: Counter[tuple[str, int]] = Counter()
+        self._backend = backend
+
+    def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
+        """Return the component of the other backend, whose passes are counted."""
+        return _CountedComponent(self._backend.create(model, batch, name), self.passes, (name, batch))
+
+
+@dataclass(frozen=True)
+class _CountedComponent:
+    """Component whose passes are counted in `passes` under `key`."""
+
+    component: Component
+    passes: Counter[tuple[str, int]]
+    key: tuple[str, int]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Count a pass, and return the outputs of the component."""
+        self.passes[self.key] += 1
+        return self.component.run(inputs)

@@ -1,0 +1,200 @@
+"""Runner of diffusion models: texts are encoded, noise is denoised in steps, and latent images are decoded.
+
+Each image has noise of its own, drawn by Philox from the image's seed, so that images in a batch equal the same images
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from model.errors import ModelError
+from model.noise_schedules import State
+from model.runners.backends import CountingBackend
+from model.runners.component import Arrays, Component
+from model.runners.pipelines.pipeline import Backend, ImagePipeline
+
+_CODE = "NKW-IMAGE-REQUEST"
+MOST_SEED = 2**64 - 1
+
+
+class Guidance(Enum):
+    """How the two passes of classifier-free guidance run: in one batch of twice as many images, or one by one."""
+
+    batched = "batched"
+    separate = "separate"
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """One image: its prompt, the seed of its noise, and what the image should not show."""
+
+    prompt: str
+    seed: int = 0
+    negative_prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How images are sampled.
+
+    steps     steps of the noise schedule
+    guidance  factor of the difference between the passes with the prompt and with the negative prompt; 1 takes only
+              the pass with the prompt
+    mode      how the two passes run
+    """
+
+    steps: int = 20
+    guidance: float = 4.0
+    mode: Guidance = Guidance.batched
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.guidance <= 1000:
+            raise ModelError(f"guidance {self.guidance:g} must be between 0 and 1000", _CODE)
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether each step takes two passes of the denoiser."""
+        return self.guidance != 1.0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Images of a batch, and the passes of its components.
+
+    images   uint8 [images, rows, columns, 3]
+    latents  the last latent images, float32 [images, channels, rows, columns]
+    passes   number of passes by the name of the component and the number of images or texts of a pass
+    """
+
+    images: np.ndarray
+    latents: np.ndarray
+    passes: dict[tuple[str, int], int]
+
+
+OnStep = Callable[[int, np.ndarray], None]
+"""Called with the number of finished passes of the denoiser and the latent images after the last one."""
+
+
+class ImageRunner:
+    """Runner of a pipeline on a backend.
+
+    Args:
+        pipeline: The opened model for images of one size.
+        backend: What creates the components that compute.
+    """
+
+    def __init__(self, pipeline: ImagePipeline, backend: Backend) -> None:
+        self._pipeline, self._backend = pipeline, backend
+
+    def draw(
+        self,
+        requests: Sequence[ImageRequest],
+        sampling: Sampling,
+        noise: np.ndarray | None = None,
+        on_step: OnStep = lambda done, latents: None,
+    ) -> Drawing:
+        """Draw an image for each request.
+
+        Args:
+            requests: The images.
+            sampling: How they are sampled.
+            noise: Gaussian noise from which the images are made, [images, channels, rows, columns]; None to draw it
+                from the seeds.
+            on_step: Called after each pass of the denoiser.
+
+        Raises:
+            ModelError: There is no request, a seed is out of range, the noise has another shape, or the schedule does
+                not have so many steps.
+        """
+        generators = _create_generators(requests)
+        shape = self._latent_shape
+        if noise is None:
+            noise = np.stack([generator.standard_normal(shape, np.float32) for generator in generators])
+        elif noise.shape != (len(requests), *shape) or not np.isfinite(noise).all():
+            raise ModelError(
+                f"latents of shape {list(noise.shape)}; {len(requests)} images of this model need finite numbers of "
+                f"shape {[len(requests), *shape]}",
+                _CODE,
+            )
+        trajectory, schedule = self._pipeline.plan(sampling.steps), self._pipeline.schedule
+        texts = [request.prompt for request in requests]
+        if sampling.is_guided:
+            texts = [request.negative_prompt for request in requests] + texts
+        backend = CountingBackend(self._backend)
+        encoded = self._pipeline.encode(texts, backend)
+        batches = 2 if sampling.is_guided and sampling.mode is Guidance.batched else 1
+        denoiser = backend.create(self._pipeline.denoiser, batches * len(requests), "denoiser")
+        latents = noise.astype(np.float32) * np.float32(trajectory.initial_scale)
+        state: State = ()
+        for index, timestep in enumerate(trajectory.timesteps):
+            scaled = schedule.scale_input(trajectory, index, latents)
+            inputs = {"latents": scaled, **self._pipeline.build_inputs(scaled, timestep)}
+            output = _predict(denoiser, inputs, encoded, sampling)
+            fresh = None
+            if schedule.needs_noise(trajectory, index):
+                fresh = np.stack([generator.standard_normal(shape, np.float32) for generator in generators])
+            state, latents = schedule.step(trajectory, state, index, output, latents, fresh)
+            on_step(index + 1, latents)
+        images = self._decode(latents, backend)
+        return Drawing(images, latents, backend.passes)
+
+    def decode(self, latents: np.ndarray) -> np.ndarray:
+        """Return the images of latent images, uint8 [images, rows, columns, 3]."""
+        return self._decode(latents, self._backend)
+
+    def _decode(self, latents: np.ndarray, backend: Backend) -> np.ndarray:
+        autoencoder = backend.create(self._pipeline.autoencoder, len(latents), "autoencoder")
+        return convert_to_bytes(autoencoder.run({"latents": self._pipeline.unscale(latents)})["x"])
+
+    @property
+    def _latent_shape(self) -> tuple[int, int, int]:
+        config = self._pipeline.denoiser_config
+        return config.channels, config.latent_rows, config.latent_columns
+
+
+def _create_generators(requests: Sequence[ImageRequest]) -> list[np.random.Generator]:
+    """Return a random generator for each request.
+
+    Raises:
+        ModelError: There is no request, or a seed is out of range.
+    """
+    if not requests:
+        raise ModelError("no image is asked for; give at least one prompt", _CODE)
+    for request in requests:
+        if not 0 <= request.seed <= MOST_SEED:
+            raise ModelError(f"seed {request.seed} is not between 0 and 2^64 - 1", _CODE)
+    return [np.random.Generator(np.random.Philox(request.seed)) for request in requests]
+
+
+def _predict(denoiser: Component, inputs: Arrays, encoded: Arrays, sampling: Sampling) -> np.ndarray:
+    """Return the denoiser's prediction for each image, guided if `sampling` says so.
+
+    Args:
+        denoiser: The denoiser.
+        inputs: Its inputs for each image.
+        encoded: Its inputs for each text; with guidance first those of the negative prompts.
+        sampling: Guidance.
+    """
+    if not sampling.is_guided:
+        return denoiser.run({**inputs, **encoded})["x"]
+    if sampling.mode is Guidance.batched:
+        twice = {name: np.concatenate([array, array]) for name, array in inputs.items()}
+        without, conditioned = np.split(denoiser.run({**twice, **encoded})["x"], 2)
+    else:
+        halves = [{name: np.split(array, 2)[half] for name, array in encoded.items()} for half in (0, 1)]
+        without, conditioned = (denoiser.run({**inputs, **half})["x"] for half in halves)
+    return without + np.float32(sampling.guidance) * (conditioned - without)
+
+
+def convert_to_bytes(images: np.ndarray) -> np.ndarray:
+    """Return images with numbers from -1 to 1, [images, 3, rows, columns], as uint8 [images, rows, columns, 3].
+
+    Numbers are clipped and rounded to the nearest byte, halves to even, as diffusers does.
+    """
+    scaled = np.clip(images / np.float32(2) + np.float32(0.5), 0, 1) * np.float32(255)
+    return np.rint(scaled).astype(np.uint8).transpose(0, 2, 3, 1)

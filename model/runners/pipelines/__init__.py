@@ -1,0 +1,40 @@
+"""Pipelines of diffusers: how the components of a class of pipelines become images.
+
+`PIPELINES` has one entry for each class of pipelines; `open_pipeline` opens a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from model.errors import ModelError
+from model.loading.pipeline import INDEX, PipelineFolder
+from model.runners.pipelines.pipeline import ImagePipeline
+from model.runners.pipelines.pixart import open_pixart
+
+PIPELINES: dict[str, Callable[[PipelineFolder, str], ImagePipeline]] = {
+    "PixArtAlphaPipeline": open_pixart,
+    "PixArtSigmaPipeline": open_pixart,
+}
+"""Function that opens a folder with a dtype of activations, by the class in model_index.json."""
+
+
+def open_pipeline(folder: Path | str, dtype: str = "float32") -> ImagePipeline:
+    """Open a folder of a diffusion model; weights are mapped, not read.
+
+    Args:
+        folder: A folder in the layout of diffusers.
+        dtype: Dtype of activations: float32, bfloat16 or auto.
+
+    Raises:
+        ModelError: A file is missing or damaged, or the folder describes what no layer computes.
+    """
+    opened = PipelineFolder.open(Path(folder))
+    if opened.class_name not in PIPELINES:
+        raise ModelError(
+            f"{opened.path / INDEX}: _class_name: {opened.class_name:.60} is not known; known are "
+            f"{', '.join(PIPELINES)}",
+            "NKW-MODEL-PIPELINE",
+        )
+    return PIPELINES[opened.class_name](opened, dtype)

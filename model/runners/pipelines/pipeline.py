@@ -1,0 +1,127 @@
+"""Interface of pipelines: components of a diffusion model, and what its denoiser gets beside the latents."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from model.config.autoencoder import AutoencoderConfig
+from model.config.denoisers import DenoiserConfig
+from model.errors import ModelError
+from model.loading.component import LoadedComponent
+from model.noise_schedules import NoiseSchedule, Trajectory
+from model.runners.component import Arrays, Component
+
+P = TypeVar("P", bound="ImagePipeline")
+
+
+class Backend(Protocol):
+    """What creates the components that compute: in NumPy, with kernels, or dry."""
+
+    def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
+        """Return a component for batches of one size.
+
+        Args:
+            model: The opened component, whose config has the size of its inputs.
+            batch: Number of images or texts.
+            name: Name of the component in the folder.
+        """
+
+
+@dataclass(frozen=True)
+class ImagePipeline(ABC):
+    """Opened components of a diffusion model for images of one size.
+
+    `denoiser` and `autoencoder` have configs for this size.
+    """
+
+    folder: Path
+    schedule: NoiseSchedule
+    denoiser: LoadedComponent
+    autoencoder: LoadedComponent
+
+    @property
+    def denoiser_config(self) -> DenoiserConfig:
+        """Config of the denoiser."""
+        assert isinstance(self.denoiser.config, DenoiserConfig)
+        return self.denoiser.config
+
+    @property
+    def autoencoder_config(self) -> AutoencoderConfig:
+        """Config of the autoencoder."""
+        assert isinstance(self.autoencoder.config, AutoencoderConfig)
+        return self.autoencoder.config
+
+    @property
+    def files(self) -> list[Path]:
+        """Paths of the files of weights that are mapped."""
+        return [file for component in self.components for file in component.checkpoint.files]
+
+    @property
+    def components(self) -> Sequence[LoadedComponent]:
+        """All components: text encoders, denoiser, autoencoder."""
+        return (*self.text_encoders, self.denoiser, self.autoencoder)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Rows and columns of an image in pixels."""
+        scale, config = self.autoencoder_config.spatial_scale, self.denoiser_config
+        return config.latent_rows * scale, config.latent_columns * scale
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Sizes of images that the model was made for, as rows and columns in pixels."""
+
+    @property
+    @abstractmethod
+    def text_encoders(self) -> Sequence[LoadedComponent]:
+        """Text encoders."""
+
+    @abstractmethod
+    def resize(self: P, rows: int, columns: int) -> P:
+        """Return the pipeline for latent images of another size."""
+
+    def with_image_size(self: P, rows: int, columns: int) -> P:
+        """Return the pipeline for images of another size in pixels.
+
+        Raises:
+            ModelError: The size is not one of `sizes`.
+        """
+        if (rows, columns) not in self.sizes:
+            listed = ", ".join(f"{width}x{height}" for height, width in self.sizes)
+            raise ModelError(
+                f"{columns}x{rows} pixels is no size of this model; its sizes are {listed}", "NKW-IMAGE-SIZE"
+            )
+        return self.resize(
+            rows // self.autoencoder_config.spatial_scale, columns // self.autoencoder_config.spatial_scale
+        )
+
+    @abstractmethod
+    def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
+        """Return inputs of the denoiser that depend on the text, by name, [texts, ...] each.
+
+        Each text encoder runs once, on a batch of all texts.
+        """
+
+    @abstractmethod
+    def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
+        """Return the further inputs of the denoiser by name, [images, ...] each.
+
+        Args:
+            latents: Noisy latent images as the schedule scales them, [images, channels, rows, columns] float32.
+            timestep: The timestep of all images, a number of `Trajectory.timesteps`.
+        """
+
+    def plan(self, steps: int) -> Trajectory:
+        """Return the passes of the denoiser for a number of steps; errors are those of `NoiseSchedule.plan`."""
+        return self.schedule.plan(steps, self.denoiser_config.rows)
+
+    def unscale(self, latents: np.ndarray) -> np.ndarray:
+        """Return latent images as the autoencoder decodes them."""
+        return latents / np.float32(self.autoencoder_config.scaling_factor)

@@ -1,0 +1,94 @@
+"""PixArt pipelines: one text encoder, whose padding the denoiser does not see; two passes are guided.
+
+The text encoder of published models is a T5; the shipped model has a small CLIP text encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from model.config.autoencoder import AutoencoderConfig
+from model.config.denoisers import PixArtConfig
+from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
+from model.loading.component import LoadedComponent
+from model.loading.pipeline import PipelineFolder
+from model.loading.text_tokenizers import TextTokenizer, open_text_tokenizer
+from model.runners.component import Arrays
+from model.runners.pipelines.pipeline import Backend, ImagePipeline
+
+_TOKENIZERS = {"CLIPTextModel": ("CLIPTokenizer",), "T5EncoderModel": ("T5Tokenizer", "T5TokenizerFast")}
+_MOST_TEXT_ROWS = {"PixArtAlphaPipeline": 120, "PixArtSigmaPipeline": 300}
+"""Most tokens of a text by class of pipeline, the defaults of diffusers; a text encoder may take fewer."""
+
+
+@dataclass(frozen=True)
+class PixArtPipeline(ImagePipeline):
+    """Opened PixArt model with its text encoder and tokenizer."""
+
+    text_encoder: LoadedComponent
+    tokenizer: TextTokenizer
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """The square size for which the denoiser's positions are defined."""
+        config = self.denoiser.config
+        assert isinstance(config, PixArtConfig)
+        side = config.sample_size * self.autoencoder_config.spatial_scale
+        return [(side, side)]
+
+    @property
+    def text_encoders(self) -> Sequence[LoadedComponent]:
+        """The one text encoder."""
+        return (self.text_encoder,)
+
+    def resize(self, rows: int, columns: int) -> PixArtPipeline:
+        """Return the pipeline for latent images of another size."""
+        denoiser = self.denoiser.resize(
+            self.denoiser_config.with_size(rows, columns, self.denoiser_config.text_rows)
+        )
+        autoencoder = self.autoencoder.resize(self.autoencoder_config.with_size(rows, columns))
+        return replace(self, denoiser=denoiser, autoencoder=autoencoder)
+
+    def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
+        """Return the encoded texts [texts, rows, size] and the numbers of their tokens [texts, 1]."""
+        ids, lengths = self.tokenizer.encode(texts)
+        inputs = {"ids": ids}
+        if "text_lengths" in self.text_encoder.network.inputs:
+            inputs["text_lengths"] = lengths
+        encoder = backend.create(self.text_encoder, len(texts), "text_encoder")
+        return {"text": encoder.run(inputs)["x"], "text_lengths": lengths}
+
+    def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
+        """Return the timestep of each image."""
+        return {"timesteps": np.full((len(latents), 1), timestep, np.float32)}
+
+
+def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
+    """Open a folder of a PixArt model; see `open_pipeline`."""
+    encoder = folder.components.get("text_encoder", "")
+    folder.check_components(
+        {
+            "transformer": ("PixArtTransformer2DModel",),
+            "vae": ("AutoencoderKL",),
+            "text_encoder": tuple(_TOKENIZERS),
+            "tokenizer": _TOKENIZERS.get(encoder, ()),
+        }
+    )
+    text_encoder = folder.open_component("text_encoder", TEXT_ENCODER, dtype)
+    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], text_encoder.config.rows)
+    text_encoder = text_encoder.resize(text_encoder.config.with_rows(text_rows))
+    denoiser = folder.open_component("transformer", DENOISER, dtype)
+    config = denoiser.config
+    assert isinstance(config, PixArtConfig)
+    rows, columns = config.latent_rows, config.latent_columns
+    denoiser = denoiser.resize(config.with_size(rows, columns, text_rows))
+    autoencoder = folder.open_component("vae", AUTOENCODER, dtype)
+    assert isinstance(autoencoder.config, AutoencoderConfig)
+    autoencoder = autoencoder.resize(autoencoder.config.with_size(rows, columns))
+    tokenizer = open_text_tokenizer(folder.path / "tokenizer", folder.components["tokenizer"], text_rows)
+    schedule = folder.read_schedule()
+    return PixArtPipeline(folder.path, schedule, denoiser, autoencoder, text_encoder, tokenizer)
