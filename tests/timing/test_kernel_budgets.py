@@ -309,6 +309,22 @@ def patch_embedding(images: int, channels: int, size: int, outputs: int, predict
     return Work(kernels.patch_embedding, arguments, reads, images * patches * outputs * 2, predicted_us)
 
 
+def modulation(images: int, depth: int, hidden: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of 6 chunks with a bias, whose weights are read once."""
+    arguments = (narrow(images, depth), narrow(depth, 6 * hidden), narrow(1, 6 * hidden))
+    return Work(
+        kernels.modulation, arguments, {"x": 1, "w": 1, "bias": 1}, images * 6 * hidden * 2, predicted_us
+    )
+
+
+def added_table(images: int, hidden: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of a table of 6 chunks that is added to embeddings, read once for each image."""
+    arguments = in_order(kernels.modulation, x=narrow(images, 6 * hidden), table=narrow(6, hidden))
+    return Work(
+        kernels.modulation, arguments, {"x": 1, "table": images}, images * 6 * hidden * 2, predicted_us
+    )
+
+
 def group_norm(images: int, channels: int, size: int, loads: int, predicted_us: float = 0.0) -> Work:
     """Return the work of 32 groups of channels, whose pixels are loaded once or twice."""
     x = narrow(images, channels, size, size)
@@ -545,6 +561,8 @@ REALISTIC = (
     conv2d(8, 128, 28, 128, 34.3),
     upsample_conv2d(1, 128, 32, 128, 21.1),
     patch_embedding(1, 16, 64, 1024, 19.5),
+    modulation(1, 3072, 3072, 283.3),
+    added_table(2, 1152, 4.5),
     group_norm(1, 256, 64, 1, 31.5),
     group_norm(1, 64, 256, 2, 148.9),
     pool(kernels.max_pool, 8, 64, 112, 41.9),
@@ -602,6 +620,8 @@ RAGGED = (
     *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(upsample_conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(patch_embedding(3, channels, 12, 130) for channels in (1, 16, 64)),
+    *(modulation(images, 260, 130) for images in (1, 127, 128)),
+    *(added_table(images, 130) for images in (1, 21, 22, 128)),
     *(group_norm(3, channels, 9, 1) for channels in (32, 96, 128, 160)),
     *(pool(kernels.max_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
     *(pool(kernels.average_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),
