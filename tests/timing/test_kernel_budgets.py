@@ -309,6 +309,20 @@ def patch_embedding(images: int, channels: int, size: int, outputs: int, predict
     return Work(kernels.patch_embedding, arguments, reads, images * patches * outputs * 2, predicted_us)
 
 
+def timestep_embedding(images: int, hidden: int, predicted_us: float = 0.0) -> Work:
+    arguments = in_order(
+        kernels.timestep_embedding,
+        t=wide(images, 1),
+        w_1=narrow(256, hidden),
+        b_1=narrow(1, hidden),
+        w_2=narrow(hidden, hidden),
+        b_2=narrow(1, hidden),
+        added=narrow(images, hidden),
+    )
+    reads = dict.fromkeys(("t", "w_1", "b_1", "w_2", "b_2", "added"), 1)
+    return Work(kernels.timestep_embedding, arguments, reads, images * hidden * 2, predicted_us)
+
+
 def modulation(images: int, depth: int, hidden: int, predicted_us: float = 0.0) -> Work:
     """Return the work of 6 chunks with a bias, whose weights are read once."""
     arguments = (narrow(images, depth), narrow(depth, 6 * hidden), narrow(1, 6 * hidden))
@@ -561,6 +575,7 @@ REALISTIC = (
     conv2d(8, 128, 28, 128, 34.3),
     upsample_conv2d(1, 128, 32, 128, 21.1),
     patch_embedding(1, 16, 64, 1024, 19.5),
+    timestep_embedding(1, 3072, 56.0),
     modulation(1, 3072, 3072, 283.3),
     added_table(2, 1152, 4.5),
     group_norm(1, 256, 64, 1, 31.5),
@@ -620,6 +635,7 @@ RAGGED = (
     *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(upsample_conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(patch_embedding(3, channels, 12, 130) for channels in (1, 16, 64)),
+    *(timestep_embedding(images, 260) for images in (1, 127, 128)),
     *(modulation(images, 260, 130) for images in (1, 127, 128)),
     *(added_table(images, 130) for images in (1, 21, 22, 128)),
     *(group_norm(3, channels, 9, 1) for channels in (32, 96, 128, 160)),

@@ -1,0 +1,96 @@
+"""Results of small modules of diffusers for drawn arguments, stored for tests of kernels.
+
+`python -m tests.kernels.diffusers_oracles` writes `diffusers_oracles.npz` with diffusers 0.42.1. Tests read this file
+where diffusers is not installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.kernels.accuracy import normal
+
+STORED = Path(__file__).with_suffix(".npz")
+TIMES = (0.0, 1.0, 37.5, 250.25, 999.0, 1000.0, 3500.0)
+"""Times of a denoiser, and 3.5 of FLUX's guidance."""
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A case of `timestep_embedding`: the fields of diffusers' `Timesteps`, and sizes of its `TimestepEmbedding`."""
+
+    sinusoids: int
+    flip_sin_to_cos: bool
+    downscale_freq_shift: float
+    scale: float = 1.0
+    dtype: str = "float32"
+
+    def draw(self) -> list[Any]:
+        """Return arguments of the kernel; weights are of float32."""
+        depth, hidden = 20, 12
+        return [
+            (np.array(TIMES, np.float32)[:, None] / np.float32(self.scale)),
+            normal(2, self.sinusoids, depth, scale=self.sinusoids**-0.5),
+            normal(3, 1, depth),
+            normal(4, depth, hidden, scale=depth**-0.5),
+            normal(5, 1, hidden),
+            normal(6, len(TIMES), hidden),
+            self.flip_sin_to_cos,
+            self.downscale_freq_shift,
+            10000.0,
+            self.scale,
+        ]
+
+
+EMBEDDINGS = {
+    f"{name} {dtype}": Embedding(*fields, dtype=dtype)
+    for name, fields in {
+        "pixart": (256, True, 0.0),
+        "unet": (32, False, 1.0),
+        "qwen": (64, True, 0.0, 1000.0),
+    }.items()
+    for dtype in ("float32", "bfloat16")
+}
+
+
+def record_embedding(case: Embedding) -> np.ndarray:
+    """Return what diffusers makes of a case's arguments, in float32."""
+    import torch
+    from diffusers.models.embeddings import TimestepEmbedding, Timesteps
+
+    dtype = getattr(torch, case.dtype)
+    arguments = case.draw()
+    t, w_1, b_1, w_2, b_2, added = (torch.from_numpy(array) for array in arguments[:6])
+    module = TimestepEmbedding(*w_1.shape, out_dim=w_2.shape[1])
+    module.load_state_dict(
+        {
+            "linear_1.weight": w_1.T,
+            "linear_1.bias": b_1[0],
+            "linear_2.weight": w_2.T,
+            "linear_2.bias": b_2[0],
+        }
+    )
+    sinusoids = Timesteps(case.sinusoids, case.flip_sin_to_cos, case.downscale_freq_shift, case.scale)
+    with torch.no_grad():
+        y = module.to(dtype)(sinusoids(t[:, 0]).to(dtype)) + added.to(dtype)
+    embeddings: np.ndarray = y.float().numpy()
+    return embeddings
+
+
+def record() -> dict[str, np.ndarray]:
+    """Return all results by name."""
+    return {name: record_embedding(case) for name, case in EMBEDDINGS.items()}
+
+
+def read_recordings() -> dict[str, np.ndarray]:
+    """Return the stored results by name."""
+    with np.load(STORED) as file:
+        return {key: file[key] for key in file.files}
+
+
+if __name__ == "__main__":
+    np.savez_compressed(STORED, **record())  # type: ignore[arg-type]
