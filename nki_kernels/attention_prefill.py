@@ -17,7 +17,8 @@ Arguments:
     k, v          [T, Hk * D] and [T, Hk * Dv] @ HBM, q's dtype; without `causal` they may have another number of rows
                   (cross attention). Both None: the caches hold the new keys and values already, of another layer of
                   the step
-    k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype, or int8 with scales
+    k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype, or int8 with scales; or None, as in an
+                  encoder or a denoiser: nothing is stored. Then k, v and num_kv_heads are needed, and no prefix
     v_cache       [B, Hk, S, Dv] or paged [P, page, Hk, D] @ HBM, as k_cache
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
@@ -37,14 +38,18 @@ Arguments:
                   with caches of int8 or float8_e4m3, see `cache.scales`
     k_pages, v_pages  uint8 @ HBM or both None: pages of 4 bits, as in attention_decode. New tokens begin a page, and
                   read earlier pages, those among themselves included, as 4 bits hold them
-    returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
+    sequences     compile-time int or None; B, as the caches have it, or without caches 1 for None
+    key_lengths   [B, 1] int32 @ HBM or None: sequence b sees its first key_lengths[b] keys only, at least 1. Rows of k
+                  and v behind them are padding and may hold anything. Without `causal` and prefix
+    returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v, or without caches
 
 Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
     with the values contracts over keys, so it takes the weights as [key, query]: DMA transposes them. Queries and keys
     are transposed to [D, t] on their way from HBM. The values have a column of ones, which makes the sum of the weights
     a column of the product. Padded tokens behind a causal prompt may be NaN or infinite: such elements of k and v count
-    as 0. Cached positions that are not valid may hold anything (prefill/cached.py).
+    as 0. Cached positions that are not valid may hold anything (prefill/cached.py). So may keys behind a key length:
+    they become copies of the first key, and their values 0 (prefill/lengths.py), also in caches.
 
 Tiling
     for each sequence and key/value head: its keys and values stay in SBUF (prefill/keys.py)
@@ -102,10 +107,9 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_prompt_cache
-from nki_kernels.cache.nibble_pages import round_reference, widen_pages_reference
+from nki_kernels.cache.nibble_pages import widen_pages_reference
 from nki_kernels.cache.packed_pages import PageArguments
 from nki_kernels.cache.scales import load_scales, store_reference, use_reference
-from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
 from nki_kernels.prefill.checks import check_prefill, check_room
 from nki_kernels.prefill.cores import is_stored_here, needs_late_stores, wait_for_reads
@@ -118,9 +122,17 @@ from nki_kernels.prefill.keys import (
     load_new_keys,
     load_new_values,
 )
+from nki_kernels.prefill.lengths import KeyLengths, hide_keys, hide_values
 from nki_kernels.prefill.order import Agenda, score_span
 from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
+from nki_kernels.prefill.reference import (
+    attend_new_reference,
+    attend_pages_reference,
+    attend_sequence_reference,
+    hide_rows_reference,
+)
 from nki_kernels.prefill.spans import create_spans, list_queries, prepare_masks
+from nki_kernels.prefill.uncached import create_no_cache
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 cores = (1, 2)
@@ -149,25 +161,39 @@ def attention_prefill(
     v_scale=None,
     k_pages=None,
     v_pages=None,
+    sequences=None,
+    key_lengths=None,
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
     Returns (o [T, Hq * Dv] in q's dtype, k_cache, v_cache); new keys and values are written to the
-    caches. Without k and v the caches already hold them: nothing is written, and o alone is returned. The
-    module docstring describes the arguments and limits; AssertionError if the arguments violate them.
+    caches. Without k and v the caches already hold them. Then, and without caches, nothing is written, and
+    o alone is returned. The module docstring describes the arguments and limits; AssertionError if the
+    arguments violate them.
     """
     expect_dims(2, q, "q [T, Hq * D]")
-    pages = PageArguments(k_pages, v_pages)
-    cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows, pages)
+    assert (k_cache is None) == (v_cache is None), (
+        "k_cache and v_cache come together: pass both, or None for both"
+    )
+    if k_cache is None:
+        cached = {"slots": slots, "block_tables": block_tables, "cache_rows": cache_rows}
+        cached = {**cached, "k_scale": k_scale, "v_scale": v_scale, "k_pages": k_pages, "v_pages": v_pages}
+        cache = create_no_cache(k, v, num_kv_heads, sequences, prefix, cached)
+    else:
+        pages = PageArguments(k_pages, v_pages)
+        cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows, pages)
     assert cache_rows is None or (k is not None and prefix == 0), (
         "cache_rows name rows that k and v are written to from position 0 on: give k and v, and no prefix"
     )
-    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes)
+    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths)
     check_prefill((q, k, v), cache, step, num_kv_heads)
+    assert sequences is None or sequences == cache.sequences, (
+        f"sequences is {sequences}, but the caches have {cache.sequences}; pass {cache.sequences} or None"
+    )
     o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
     o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
     attend_prompts(Prompts(o, (q, k, v), cache, step, load_scales(k_scale, v_scale, cache)))
-    if k is None:
+    if k is None or k_cache is None:
         return o
     return o, k_cache, v_cache
 
@@ -254,7 +280,7 @@ class HeadLoads(nl.NKIObject):
 
         Cleaning sets NaNs and infinities of new keys and values to 0, as padding behind a prompt may hold
         them, and rounds both to a cache with scales. Without a causal mask, prefix and scales nothing is
-        cleaned, as every new key counts then.
+        cleaned, as every new key counts then. Keys and values behind a key length are replaced before.
 
         Keys are cleaned now, later than they are loaded: the engine that cleans waits for the load, and its
         later work too. Cleaning of values and the writes to the caches are scheduled after `time`.
@@ -263,6 +289,9 @@ class HeadLoads(nl.NKIObject):
         for head in self.heads[self.cleaned :]:
             if head.first >= i + tuning.cleaned_ahead:
                 return
+            if head.lengths is not None:
+                hide_keys(prompts, head, choose_cleaning_engine(i))
+                schedule_loads(self.agenda, time, tuning.values_after, hide_values, head)
             if prompts.step.causal or prompts.cached_keys > 0 or prompts.scales is not None:
                 # With a prefix `load_head` has cleaned them, because the first key fills places that are not valid.
                 if prompts.cached_keys == 0:
@@ -292,15 +321,18 @@ def load_head(prompts, heads, queries, first, engine):
         first: number of the first tile of queries of this head.
         engine: the engine that cleans keys.
     """
-    head = Head(prompts, queries.sequence, queries.kv_head, first)
+    # All heads of a sequence see the same positions, which are found once for all of them.
+    same_sequence = len(heads) > 0 and heads[-1].sequence == queries.sequence
+    lengths = None
+    if prompts.step.key_lengths is not None:
+        lengths = heads[-1].lengths if same_sequence else KeyLengths(prompts, queries.sequence)
+    head = Head(prompts, queries.sequence, queries.kv_head, first, lengths)
     if prompts.stored:
         prompts.cache.load_stored(prompts, head)
     else:
         load_new_keys(prompts, head)
     if prompts.cached_keys > 0:
         clean_new_keys(prompts, head, engine)
-        # All heads of a sequence have the same valid positions and pages, which are found once for all of them.
-        same_sequence = heads and heads[-1].sequence == head.sequence
         head.take_cached(heads[-1].cached if same_sequence else Cached(prompts, head.sequence))
     for block in range(0, prompts.cached_keys // PARTITIONS, LOADED_BLOCKS):
         load_cached(prompts, head, block)
@@ -316,21 +348,22 @@ def load_head(prompts, heads, queries, first, engine):
 def schedule_loads(agenda, time, distance, step, head):
     """Schedule `step` once for each DMA load of a head's new keys and values, `distance` apart, after `time`.
 
-    `step` is `clean_new_values`, or `store_new`, which writes to the caches: then loads that the other core
-    stores are left out. Times and distances count keys, of about a nanosecond each. Distances are long enough
-    that values are cleaned after the first scores, and that writes do not hold up DMAs for which others wait.
+    `step` is `clean_new_values`, `hide_values`, or `store_new`, which writes to the caches: then loads that
+    the other core stores are left out. Times and distances count keys, of about a nanosecond each.
+    Distances are long enough that values are cleaned after the first scores, and that writes do not hold up
+    DMAs for which others wait.
     """
     prompts = agenda.launch.prompts
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         time += distance
-        if step == clean_new_values or is_stored_here(prompts, first // LOADED_BLOCKS):
+        if step != store_new or is_stored_here(prompts, first // LOADED_BLOCKS):
             agenda.note(time, step, BlockLoad(head, first))
 
 
 def attention_prefill_reference(
     q: np.ndarray,
-    k_cache: np.ndarray,
-    v_cache: np.ndarray,
+    k_cache: np.ndarray | None,
+    v_cache: np.ndarray | None,
     scale: float,
     k: np.ndarray | None = None,
     v: np.ndarray | None = None,
@@ -349,125 +382,63 @@ def attention_prefill_reference(
     v_scale: np.ndarray | None = None,
     k_pages: np.ndarray | None = None,
     v_pages: np.ndarray | None = None,
+    sequences: int | None = None,
+    key_lengths: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 
-    Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v o alone is
-    returned.
+    Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v, or
+    without caches, o alone is returned.
     """
+    options = scale, window, softcap, sinks, causal, slopes
+    if k_cache is None or v_cache is None:
+        assert k is not None and v is not None and num_kv_heads is not None
+        return attend_new_reference((q, k, v), num_kv_heads, sequences or 1, options, key_lengths)
     if k_pages is not None and v_pages is not None:
         assert k is not None and v is not None and block_tables is not None and slots is not None
         old = widen_pages_reference(k_pages, v_pages, q.dtype)
         first = positions if prefix else None
-        o = attend_pages_reference((q, k, v), old, block_tables, scale, first, softcap, sinks)
+        o = attend_pages_reference((q, k, v), old, block_tables, first, options)
         index = np.divmod(slots[:, 0], k_cache.shape[1])
         for cache, new in ((k_cache, k), (v_cache, v)):
             cache[index] = new.reshape(len(new), *cache.shape[2:])
         return o, k_cache, v_cache
-    sequences = len(k_cache if block_tables is None else block_tables)
-    rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]
-    sequences = sequences if cache_rows is None else len(rows)
+    count = len(k_cache if block_tables is None else block_tables)
+    rows = np.arange(count) if cache_rows is None else cache_rows[:, 0]
+    count = count if cache_rows is None else len(rows)
     depth, width = k_cache.shape[2 if block_tables is None else 3], v_cache.shape[3]
     heads = k_cache.shape[1 if block_tables is None else 2]
-    count = len(q if k is None else k) // sequences
+    new_keys = len(q if k is None else k) // count
+    if key_lengths is not None and k is not None and v is not None:
+        k, v = hide_rows_reference((k, v), key_lengths)
     sizes, results = (depth, width), []
     scales = [by_head if by_head is None else by_head.reshape(-1, 1) for by_head in (k_scale, v_scale)]
-    for b in range(sequences):
-        queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
-        valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
+    for b in range(count):
+        valid = int(np.split(positions, count)[b][0, 0]) if prefix and positions is not None else 0
         if slots is None or block_tables is None:
             caches = k_cache[rows[b]].transpose(2, 0, 1), v_cache[rows[b]].transpose(1, 0, 2)
             old_keys, old_values = (cache[:valid].copy() for cache in caches)
-            new_index: tuple[np.ndarray, ...] = (np.arange(valid, valid + count),)
+            new_index: tuple[np.ndarray, ...] = (np.arange(valid, valid + new_keys),)
         else:
             caches = k_cache, v_cache
             old_keys, old_values = (
                 cache[block_tables[b]].reshape(-1, heads, size)[:valid].copy()
                 for cache, size in zip(caches, sizes)
             )
-            new_index = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
-        new_keys, new_values = (
+            new_index = np.divmod(np.split(slots, count)[b][:, 0], k_cache.shape[1])
+        new = [
             cache[new_index]
             if new is None
-            else store_reference(
-                np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, cache.dtype
-            )
+            else store_reference(np.split(new, count)[b].reshape(-1, heads, size), head_scale, cache.dtype)
             for cache, new, size, head_scale in zip(caches, (k, v), sizes, scales)
-        )
-        caches[0][new_index], caches[1][new_index] = new_keys, new_values
+        ]
+        caches[0][new_index], caches[1][new_index] = new
         keys, values = (
-            np.concatenate([use_reference(old, head_scale), use_reference(new, head_scale)])
-            for old, new, head_scale in zip((old_keys, old_values), (new_keys, new_values), scales)
+            np.concatenate([use_reference(rows, head_scale) for rows in pair])
+            for pair, head_scale in zip(((old_keys, new[0]), (old_values, new[1])), scales)
         )
-        keys, values = keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None]
-        scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)
-        if softcap is not None:
-            scores = np.tanh(scores / queries.dtype.type(softcap)) * queries.dtype.type(softcap)
-        distance = valid + np.arange(len(queries))[:, None] - np.arange(keys.shape[-1])
-        if slopes is not None:
-            scores = scores - widened(slopes).reshape(heads, -1, 1, 1) * distance.astype(scores.dtype)
-        hidden = distance < (0 if causal else -keys.shape[-1])
-        if window is not None:
-            hidden |= distance >= window
-        scores = np.where(hidden, -np.inf, scores)
-        if sinks is not None:
-            logits = np.broadcast_to(widened(sinks).reshape(heads, -1, 1, 1), (*scores.shape[:3], 1))
-            scores = np.concatenate([scores, logits], axis=-1)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        o = weights[..., : keys.shape[-1]] @ values
-        results.append(o.transpose(2, 0, 1, 3).reshape(len(queries), -1))
+        seen = None if key_lengths is None else int(key_lengths[b, 0])
+        queries = np.split(q, count)[b].reshape(-1, heads, q.shape[1] // (heads * depth), depth)
+        results.append(attend_sequence_reference(queries, keys[:seen], values[:seen], options, valid))
     o = np.concatenate(results).astype(q.dtype)
     return o if k is None else (o, k_cache, v_cache)
-
-
-def attend_pages_reference(
-    tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
-    pages: tuple[np.ndarray, np.ndarray],
-    block_tables: np.ndarray,
-    scale: float,
-    positions: np.ndarray | None,
-    softcap: float | None,
-    sinks: np.ndarray | None,
-) -> np.ndarray:
-    """Compute o of prompts with pages of 4 bits, page by page: a contiguous cache has the rounded earlier pages.
-
-    Args:
-        tokens: q, k and v.
-        pages: widened keys and values, [P, page, Hk, D] each.
-        block_tables: pages of each sequence.
-        scale: factor of the scores.
-        positions: of the tokens, or None if no position is cached.
-        softcap: as of the kernel.
-        sinks: as of the kernel.
-    """
-    sequences, (_, page, heads, depth) = len(block_tables), pages[0].shape
-    results = []
-    for b in range(sequences):
-        q, k, v = (np.split(rows, sequences)[b] for rows in tokens)
-        valid = 0 if positions is None else int(np.split(positions, sequences)[b][0, 0])
-        keys, values = (
-            cache[block_tables[b]].reshape(-1, heads, depth)[:valid].transpose(1, 0, 2) for cache in pages
-        )
-        for first in range(0, len(q), page):
-            new = slice(first, first + page)
-            caches = [np.pad(old, ((0, 0), (0, page), (0, 0))) for old in (keys, values)]
-            o, *_ = attention_prefill_reference(
-                q[new],
-                caches[0].transpose(0, 2, 1)[None].copy(),
-                caches[1][None].copy(),
-                scale,
-                k[new],
-                v[new],
-                positions=np.full((len(q[new]), 1), valid + first, np.int32),
-                prefix=valid + first,
-                softcap=softcap,
-                sinks=sinks,
-            )
-            results.append(o)
-            rounded = round_reference(*(rows[new].reshape(-1, heads, depth) for rows in (k, v)))
-            keys, values = (
-                np.concatenate([old, rows.astype(q.dtype).transpose(1, 0, 2)], axis=1)
-                for old, rows in zip((keys, values), rounded)
-            )
-    return np.concatenate(results)

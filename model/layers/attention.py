@@ -24,7 +24,6 @@ import numpy as np
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
 from model.layers.cache import Cache, FullPages, create_cache, create_full_pages
-from model.layers.cache_formats import AUTO
 from model.layers.launch import (
     PARTITIONS,
     Argument,
@@ -43,9 +42,6 @@ from model.layers.projection import Projection
 from model.layers.shard import by_query_heads
 from model.layers.softmax import attend
 from model.layers.weight import Tensor, Weight, create_argument, list_row_arguments
-
-ENCODED = "encoder.attention"
-"""The cache name that all layers of an encoder share; attention writes this cache and nothing reads it later."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +75,17 @@ class Attention(AttentionHeads):
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache that the layer reads: its own, or its `owner`'s cache, which `caches` leaves out.
 
-        If full pages have four bits, they are a cache of their own.
+        If full pages have four bits, they are a cache of their own. A layer without a causal mask belongs to an
+        encoder, and has none.
         """
+        if not self.heads.causal:
+            return ()
         pages = self.full_pages(step)
         return (self._cache(step),) if pages is None else (pages.packed, pages.newest)
 
     def _cache(self, step: StepShape) -> Cache:
-        """Return the cache that the layer reads: of its `owner`, of the layer itself, or of the whole encoder.
-
-        Layers without a causal mask belong to an encoder; they share one cache, because no later step reads it. Its
-        numbers have the dtype of the activations.
-        """
-        name = self.owner or (self.name if self.heads.causal else ENCODED)
-        step = step if self.heads.causal else replace(step, cache_dtype=AUTO)
+        """Return the cache that a layer with a causal mask reads: of its `owner`, or of the layer itself."""
+        name = self.owner or self.name
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
     def full_pages(self, step: StepShape) -> FullPages | None:
@@ -101,11 +95,15 @@ class Attention(AttentionHeads):
         return create_full_pages(self.name, self.heads.layout(step.ranks), self.heads.head_dim, step)
 
     def _list_cache_arguments(self, step: StepShape) -> dict[str, Argument]:
-        """Return the kernel arguments for the cache, by parameter name."""
+        """Return the kernel arguments for the cache, by parameter name; None for the arrays of a layer without one."""
+        if not self.heads.causal:
+            return {"k_cache": None, "v_cache": None, "sequences": step.sequences}
         return (self.full_pages(step) or self._cache(step)).arguments
 
     def _count_cached_bytes(self, step: StepShape) -> float:
-        """Return the bytes of a cached position of a rank's heads, keys and values together."""
+        """Return the bytes of a cached position of a rank's heads, keys and values together; 0 without a cache."""
+        if not self.heads.causal:
+            return 0.0
         pages = self.full_pages(step)
         if pages is not None:
             return pages.packed.page_bytes / step.block_size
@@ -113,7 +111,8 @@ class Attention(AttentionHeads):
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the functions that compute a rank's rotary tables and scales of the cache, by array name."""
-        return {**super().constants(step), **self._cache(step).constants}
+        scales = self._cache(step).constants if self.heads.causal else {}
+        return {**super().constants(step), **scales}
 
     @property
     def cached_projections(self) -> Mapping[str, Projection]:
@@ -199,11 +198,10 @@ class Attention(AttentionHeads):
     def _prefill(self, step: StepShape) -> Launch:
         """Return the launch of `attention_prefill`: attention of prompts' tokens to these and their cached prefixes.
 
-        Its results are "o" and, without an `owner`, the cache, to which it writes the new keys and values.
+        Its results are "o" and the cache to which it writes the new keys and values, if it does.
         """
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._describe_projected(step)
-        cache = self._cache(step)
         window_step = step.for_window(self.heads.window)
         pairs = step.sequences * (self.heads.count_pairs(end) - self.heads.count_pairs(step.prefix))
         operations = 4.0 * q.shape[1] * pairs
@@ -225,7 +223,7 @@ class Attention(AttentionHeads):
                 "causal": self.heads.causal,
                 **({"positions": self._describe_positions(step)} if step.prefix else {}),
             },
-            self._list_result_names(cache),
+            self._list_result_names(step),
             LeastWork(operations, float(moved), operations),
             tokens,
             growth=Growth.square,
@@ -266,9 +264,10 @@ class Attention(AttentionHeads):
         """Return the arguments `k` and `v`, which attention writes to the cache; empty for a layer with an `owner`."""
         return {"k": k, "v": v} if self.owner is None else {}
 
-    def _list_result_names(self, cache: Cache) -> tuple[str, ...]:
-        """Return the names of the results of an attention launch: "o", and the cache arrays without an `owner`."""
-        return ("o", *cache.names) if self.owner is None else ("o",)
+    def _list_result_names(self, step: StepShape) -> tuple[str, ...]:
+        """Return the names of the results of an attention launch: "o", and the cache arrays that it writes."""
+        writes = self.owner is None and self.heads.causal
+        return ("o", *self._cache(step).names) if writes else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """Return the launch of `attention_decode` for the new tokens of `sequences` sequences.
@@ -294,7 +293,7 @@ class Attention(AttentionHeads):
         return Launch(
             "attention_decode",
             arguments,
-            self._list_result_names(self._cache(launch_step)),
+            self._list_result_names(launch_step),
             self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,

@@ -101,6 +101,8 @@ class CacheScales(nl.NKIObject):
 def load_scales(k_scale, v_scale, cache):
     """Load the scales of a cache into SBUF and return them, with their inverses, as `CacheScales`; None without scales.
 
+    A launch without caches has none.
+
     Args:
         k_scale: [1, Hk] float32 in HBM, or None.
         v_scale: the same for values.
@@ -109,6 +111,8 @@ def load_scales(k_scale, v_scale, cache):
         AssertionError: only one scale is given, or a scale has another shape. Caches with scales are not both int8 or
             both of one other dtype, or int8 caches have none.
     """
+    if cache.k_cache is None:
+        return None
     dtype = cache.k_cache.dtype
     assert (k_scale is None) == (v_scale is None), "k_scale and v_scale come together: pass both or neither"
     if k_scale is None:

@@ -34,22 +34,25 @@ class Cached(nl.NKIObject):
         self.keys = nl.ndarray((PARTITIONS, prompts.cached_keys), dtype=nl.uint8, buffer=nl.sbuf)
         for start in range(0, prompts.cached_keys, COUNTED):
             end = min(prompts.cached_keys, start + COUNTED)
-            mark_below(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
+            mark_compared_positions(
+                self.keys[:, start:end], [[1, end - start]], start, 0, nl.less, self.count
+            )
         count = prompts.cached_keys // PARTITIONS
         # Positions of values lie on the partitions, so their predicate is one column for each block.
         self.values = nl.ndarray((PARTITIONS, count), dtype=nl.uint8, buffer=nl.sbuf)
-        mark_below(self.values, [[PARTITIONS, count]], 0, 1, self.count)
+        mark_compared_positions(self.values, [[PARTITIONS, count]], 0, 1, nl.less, self.count)
         self.rows = prompts.cache.find_prefix(prompts, sequence)
 
 
-def mark_below(result, pattern, offset, multiplier, limit):
-    """Write 1 to `result` where offset + pattern . index + multiplier * partition is less than `limit`, else 0.
+def mark_compared_positions(result, pattern, offset, multiplier, op, limit):
+    """Write 1 to `result` where a position compares true with `limit`, else 0.
 
-    `result` is a uint8 tile [128, n] in SBUF, `pattern` is that of `nisa.iota`, and `limit` is [128, 1] float32.
+    The position is offset + pattern . index + multiplier * partition, and `op` compares, such as `nl.less`. `result` is
+    a uint8 tile of 128 partitions in SBUF, `pattern` is that of `nisa.iota`, and `limit` is [128, 1] float32.
     """
     numbers = nl.ndarray(result.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=pattern, offset=offset, channel_multiplier=multiplier)
-    nisa.tensor_scalar(dst=result, data=numbers, op0=nl.less, operand0=limit)
+    nisa.tensor_scalar(dst=result, data=numbers, op0=op, operand0=limit)
 
 
 def load_cached(prompts, head, first):

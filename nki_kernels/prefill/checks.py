@@ -56,6 +56,7 @@ def check_prefill(tokens, cache, step, num_kv_heads):
         k is not None and step.causal and step.window is None and step.slopes is None
     ), "pages of 4 bits take k and v, causal attention, no window and no slopes; leave these out"
     check_lengths(rows // sequences, q.dtype, cache, step)
+    check_key_lengths(tokens, cache, step)
     check_options(step, q.shape[1] // depth)
 
 
@@ -138,6 +139,23 @@ def check_lengths(tokens, dtype, cache, step):
     assert keys <= most, (
         f"attention_prefill takes at most {most} keys for heads of {cache.depth} in {dtype}, not {keys}; shorten the "
         "prompt or its prefix"
+    )
+
+
+def check_key_lengths(tokens, cache, step):
+    """Raise AssertionError if a step has key lengths that are not [sequences, 1] int32 or do not go with the rest.
+
+    Args:
+        tokens: (q, k, v) @ HBM.
+    """
+    lengths = step.key_lengths
+    if lengths is None:
+        return
+    assert lengths.shape == (cache.sequences, 1) and lengths.dtype == nl.int32, (
+        f"key_lengths is [{cache.sequences}, 1] int32, not {lengths.shape} {lengths.dtype}"
+    )
+    assert tokens[1] is not None and not step.causal and step.prefix == 0, (
+        "key_lengths go with k and v, without causal attention and prefix; set causal to False, or pass no key_lengths"
     )
 
 

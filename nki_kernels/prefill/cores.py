@@ -62,10 +62,11 @@ class CoreShare(nl.NKIObject):
 def is_stored_here(prompts, index):
     """Return whether this core writes new keys and values of a head, of DMA load number `index`, to the caches.
 
-    It does not if the caches hold them already. If both cores load every head, they write alternate loads.
+    It does not if the caches hold them already, or there are none. If both cores load every head, they write alternate
+    loads.
     """
     share = prompts.share
-    return not prompts.stored and (not share.both_load or index % share.cores == share.core)
+    return prompts.writes and (not share.both_load or index % share.cores == share.core)
 
 
 def needs_late_stores(prompts):
@@ -74,7 +75,7 @@ def needs_late_stores(prompts):
     It is so with two cores and a prefix in pages: a table may name pages of the other core behind its last position.
     """
     shared = prompts.share.cores > 1 and prompts.cache.shares_pages
-    return not prompts.stored and shared and prompts.prefix > 0
+    return prompts.writes and shared and prompts.prefix > 0
 
 
 def wait_for_reads(cache):

@@ -34,12 +34,12 @@ class Head(nl.NKIObject):
 
     `keys` are [D in tile, block, tile of D, 128], `values` [128, block, Dv + 1], whose last column is set to ones here.
     `number` is the index of the key/value head, and `first` the index of the first tile of queries that uses it.
-    `cached` is None until `take_cached`.
+    `cached` is None until `take_cached`. `lengths` are the `KeyLengths` of the sequence, or None.
     """
 
-    def __init__(self, prompts, sequence, number, first):
+    def __init__(self, prompts, sequence, number, first, lengths=None):
         self.sequence, self.number, self.first = sequence, number, first
-        self.cached = None
+        self.cached, self.lengths = None, lengths
         count = blocks(prompts.keys)
         shape = (prompts.tile_depth, count, prompts.depth_tiles, PARTITIONS)
         self.keys = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)

@@ -31,23 +31,26 @@ class PromptStep(nl.NKIObject):
     sinks: object = None
     causal: bool = True
     slopes: object = None
+    key_lengths: object = None
 
 
 class Prompts(nl.NKIObject):
     """Tensors and sizes of a launch of attention_prefill.
 
     `tokens` are q, k and v @ HBM, the results go to `o` @ HBM, `share` is what this core takes, and `scales` those of
-    the cache, see `load_scales`. `stored`: the cache holds the new keys and values already, as k and v are None. Each
-    sequence has `queries` queries and `keys` keys in SBUF: `cached` positions, padded to `cached_keys`, a multiple of
-    128; with pages of 4 bits, of `page` positions each (else 0), `rounded_keys` new ones as full pages store them;
-    from key `prefix` on, `new_keys` new ones. D is divided into `depth_tiles` tiles, with `heights` elements each, at
-    most `tile_depth`. `depth_ranges` are (first tile, end, height) of tiles of one height.
+    the cache, see `load_scales`. `stored`: the cache holds the new keys and values already, as k and v are None.
+    `writes`: the launch writes them to a cache. Each sequence has `queries` queries and `keys` keys in SBUF: `cached`
+    positions, padded to `cached_keys`, a multiple of 128; with pages of 4 bits, of `page` positions each (else 0),
+    `rounded_keys` new ones as full pages store them; from key `prefix` on, `new_keys` new ones. D is divided into
+    `depth_tiles` tiles, with `heights` elements each, at most `tile_depth`. `depth_ranges` are (first tile, end,
+    height) of tiles of one height.
     """
 
     def __init__(self, o, tokens, cache, step, scales):
         q, k, v = tokens
         self.o, self.q, self.k, self.v, self.cache, self.step = o, q, k, v, cache, step
         self.stored = k is None
+        self.writes = k is not None and cache.k_cache is not None
         self.dtype = q.dtype
         self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
         self.depth, self.value_depth = cache.depth, cache.value_depth

@@ -12,6 +12,7 @@ import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import (
     ODD_SIZES,
+    as_tuple,
     compare,
     compare_all,
     copied,
@@ -110,8 +111,8 @@ def continued(
 
 def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Assert outputs as near as numpy's; caches hold copies, so they are equal."""
-    compare_all(outputs[:1], lambda *operands: reference(*operands)[:1], inputs)
-    for cache, expected in zip(outputs[1:], reference(*copied(inputs))[1:], strict=True):
+    compare_all(outputs[:1], lambda *operands: as_tuple(reference(*operands))[:1], inputs)
+    for cache, expected in zip(outputs[1:], as_tuple(reference(*copied(inputs)))[1:], strict=True):
         assert np.array_equal(cache, expected, equal_nan=True)
 
 
