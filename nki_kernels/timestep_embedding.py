@@ -11,14 +11,15 @@ Dimensions:
 
 Arguments:
     t        [N, 1] @ HBM, float32; |scale * t| up to 2^18
-    w_1      [F, K] @ HBM, float32 or bfloat16
-    b_1      [1, K] @ HBM, float32 or bfloat16; read in w_1's dtype
-    w_2      [K, H] @ HBM, float32 or bfloat16; read in w_1's dtype
+    w_1      [F, K] @ HBM, float32 or bfloat16; read in y's dtype
+    b_1      [1, K] @ HBM, float32 or bfloat16; read in y's dtype
+    w_2      [K, H] @ HBM, float32 or bfloat16; read in y's dtype
     b_2      [1, H] @ HBM, float32 or bfloat16
-    added    [N, H] @ HBM, w_1's dtype: embeddings of guidance or of a text, or None
+    added    [N, H] @ HBM, y's dtype: embeddings of guidance or of a text, or None
     flip_sin_to_cos, downscale_freq_shift, max_period, scale
              compile-time bool and floats, by diffusers' names
-    returns  y [N, H] @ HBM, w_1's dtype
+    dtype    compile-time dtype of y and of the operands of products; w_1's where it is not given
+    returns  y [N, H] @ HBM, of that dtype
 
 Layout
     Images on the partitions for the sinusoids, which are transposed. The first product has w_1 stationary, so that K is
@@ -40,7 +41,7 @@ Cost
     K = H = 3072 56 us, two and 1152 18 us, which is 102 and 50 % of reading the weights at 358 GB/s.
     Error of a sinusoid before it is rounded: at most 2^-22 * |a| + 2^-20, as a frequency has up to three roundings of
     2^-24 and its product with t one; that of diffusers in float32 is at most 2^-21 * |scale * t| + 2^-22.
-    Rounding to w_1's dtype: sinusoids, the activated product, y, and b_1 and w_2 of another dtype.
+    Rounding to y's dtype: sinusoids, the activated product, y, and w_1, b_1 and w_2 of another dtype.
 """
 
 from __future__ import annotations
@@ -107,20 +108,22 @@ def timestep_embedding(
     downscale_freq_shift=0.0,
     max_period=10000.0,
     scale=1.0,
+    dtype=None,
 ):
-    """Return y [N, H] @ HBM in w_1's dtype: silu(sinusoids(t) @ w_1 + b_1) @ w_2 + b_2 + added.
+    """Return y [N, H] @ HBM in `dtype`, by default w_1's: silu(sinusoids(t) @ w_1 + b_1) @ w_2 + b_2 + added.
 
     Raises AssertionError if shapes or dtypes do not fit together, or a size is above its limit.
     """
-    check_arguments(t, w_1, b_1, w_2, b_2, added, downscale_freq_shift)
+    dtype = w_1.dtype if dtype is None else dtype
+    check_arguments(t, w_1, b_1, w_2, b_2, added, downscale_freq_shift, dtype)
     images, hidden = t.shape[0], w_2.shape[1]
-    y = nl.ndarray((images, hidden), dtype=w_1.dtype, buffer=nl.shared_hbm)
+    y = nl.ndarray((images, hidden), dtype=dtype, buffer=nl.shared_hbm)
     first, end = find_core_range(hidden, BANK, nl.program_id(0))
     times = nl.ndarray(t.shape, dtype=t.dtype, buffer=nl.sbuf)
     # The Scalar engine's queue passes the loads of weights, which would delay the times.
     transfer(times, t, SCALAR)
     frequencies = fill_frequencies(images, w_1.shape[0] // 2, downscale_freq_shift, max_period, scale)
-    sinusoids = compute_sinusoids(times, frequencies, flip_sin_to_cos, w_1.dtype)
+    sinusoids = compute_sinusoids(times, frequencies, flip_sin_to_cos, dtype)
     embeddings = project_sinusoids(sinusoids, w_1, b_1)
     product = ResidualProduct(
         y[:, first:end],
@@ -134,7 +137,7 @@ def timestep_embedding(
     return y
 
 
-def check_arguments(t, w_1, b_1, w_2, b_2, added, downscale_freq_shift):
+def check_arguments(t, w_1, b_1, w_2, b_2, added, downscale_freq_shift, dtype):
     """Raise AssertionError if shapes or dtypes do not fit together, or a size is above its limit."""
     expect_dims(2, w_1, "w_1 [F, K]")
     expect_dims(2, w_2, "w_2 [K, H]")
@@ -159,7 +162,7 @@ def check_arguments(t, w_1, b_1, w_2, b_2, added, downscale_freq_shift):
     expect_row(b_2, hidden, "b_2")
     if added is not None:
         assert added.shape == (images, hidden), f"added is [{images}, {hidden}], not {added.shape}"
-        assert added.dtype == w_1.dtype, f"added is {added.dtype}, w_1 is {w_1.dtype}; convert one"
+        assert added.dtype == dtype, f"added is {added.dtype}, y is {dtype}; convert one"
 
 
 def fill_frequencies(images, count, shift, max_period, scale):
@@ -279,18 +282,19 @@ def timestep_embedding_reference(
     downscale_freq_shift: float = 0.0,
     max_period: float = 10000.0,
     scale: float = 1.0,
+    dtype: object = None,
 ) -> np.ndarray:
-    """Return silu(sinusoids(t) @ w_1 + b_1) @ w_2 + b_2 + added in w_1's dtype, computed in float32.
+    """Return silu(sinusoids(t) @ w_1 + b_1) @ w_2 + b_2 + added in `dtype`, by default w_1's, computed in float32.
 
-    The sinusoids and the activated product are rounded to w_1's dtype, as the kernel rounds them.
+    The sinusoids, the activated product and weights of another dtype are rounded to it, as the kernel rounds them.
     """
-    times, dtype = widened(t), w_1.dtype
+    times, dtype = widened(t), w_1.dtype if dtype is None else dtype
     count = w_1.shape[0] // 2
     exponents = -math.log(max_period) * np.arange(count, dtype=times.dtype) / (count - downscale_freq_shift)
     angles = scale * (times * np.exp(exponents))
     pair = (np.cos(angles), np.sin(angles))
     sinusoids = np.concatenate(pair if flip_sin_to_cos else pair[::-1], axis=1).astype(dtype)
-    product = widened(sinusoids) @ widened(w_1) + widened(b_1.astype(dtype))
+    product = widened(sinusoids) @ widened(w_1.astype(dtype)) + widened(b_1.astype(dtype))
     embeddings = activation_reference(product, "silu").astype(dtype)
     sums = widened(embeddings) @ widened(w_2.astype(dtype)) + widened(b_2) + widened_or_zero(added)
     return sums.astype(dtype)

@@ -217,6 +217,7 @@ def launch_attention(
         "scale": heads.score_scale,
         "num_kv_heads": heads.layout(step.ranks).kv_heads_of_rank,
         "causal": False,
+        "sequences": step.sequences,
         **({"key_lengths": Value(lengths, (step.sequences, 1), INT32)} if lengths else {}),
     }
     moved = 2 * q.nbytes + k.nbytes + v.nbytes

@@ -67,7 +67,10 @@ class TimestepEmbedding(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `timestep_embedding`."""
         images, outputs = step.sequences, self.projections[1].outputs
-        arguments: dict[str, Argument] = {"t": Value(self.source, (images, 1), FLOAT32)}
+        arguments: dict[str, Argument] = {
+            "t": Value(self.source, (images, 1), FLOAT32),
+            "dtype": step.activations,
+        }
         arguments |= {
             parameter: create_argument(weight, step) for parameter, weight in self._list_weights().items()
         }

@@ -1,0 +1,136 @@
+"""Denoisers against diffusers: stored outputs, and the package where it is installed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.config.denoisers import DenoiserConfig
+from model.config.fields import Fields
+from model.errors import ModelError
+from model.families.registry import read
+from model.families.tasks import DENOISER, TEXT_ENCODER
+from model.loading.component import LoadedComponent
+from model.runners.component import KernelComponent, ReferenceComponent
+from tests.model.denoiser_oracles import CASES, PIXART, Case, read_recordings, record, write_folder
+
+RECORDINGS = read_recordings()
+UNIT = 2.0**-24
+BFLOAT16_UNIT = 2.0**-9
+
+
+def open_case(case: Case, folder: Path, dtype: str = "float32") -> LoadedComponent:
+    """Write the folder of a case, and open it for the sizes of its inputs."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(case.config))
+    config = read(case.class_name, Fields(folder / "config.json"))
+    assert isinstance(config, DenoiserConfig)
+    from model.families import compose
+
+    write_folder(folder, case.config, compose(config).list_tensor_shapes())
+    model = LoadedComponent.open(folder, DENOISER, dtype)
+    assert isinstance(model.config, DenoiserConfig)
+    return model.resize(model.config.with_size(*case.size, case.text[0]))
+
+
+def bound_error(expected: np.ndarray, unit: float) -> float:
+    """Return a bound of errors in units of the rounding error: a network of some ten layers adds up one of each."""
+    return 200 * unit * float(np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_equals_diffusers(name: str, tmp_path: Path) -> None:
+    case, expected = CASES[name], RECORDINGS[name][:, : CASES[name].fields["in_channels"]]
+    result = ReferenceComponent(open_case(case, tmp_path)).run(case.draw_inputs())["x"]
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=0, atol=bound_error(expected, UNIT))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", CASES)
+def test_recordings_are_those_of_diffusers(name: str) -> None:
+    pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
+    np.testing.assert_allclose(
+        record(CASES[name]), RECORDINGS[name], rtol=0, atol=bound_error(RECORDINGS[name], UNIT)
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_equal_diffusers(name: str, dtype: str, ranks: int, tmp_path: Path) -> None:
+    from model.device import SimulatedDevice
+
+    case, expected = CASES[name], RECORDINGS[name][:, : CASES[name].fields["in_channels"]]
+    model = open_case(case, tmp_path, dtype)
+    device = SimulatedDevice("trn2", ranks)
+    result = KernelComponent(model, device, len(case.timesteps)).run(case.draw_inputs())["x"]
+    unit = UNIT if dtype == "float32" else BFLOAT16_UNIT
+    np.testing.assert_allclose(
+        result, expected, rtol=0, atol=bound_error(expected, unit) / (1 if ranks == 1 else 0.5)
+    )
+    reference = ReferenceComponent(model, ranks).run(case.draw_inputs())["x"]
+    np.testing.assert_allclose(result, reference, rtol=0, atol=bound_error(expected, unit) / 2)
+
+
+def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
+    from model.device import SimulatedDevice
+
+    case = CASES["pixart"]
+    model = open_case(case, tmp_path)
+    write_folder(tmp_path, case.config, model.network.list_tensor_shapes(), ml_dtypes.bfloat16)
+    model = LoadedComponent.open(tmp_path, DENOISER).resize(model.config)
+    inputs = case.draw_inputs()
+    result = KernelComponent(model, SimulatedDevice("trn2", 1), 2).run(inputs)["x"]
+    expected = ReferenceComponent(model).run(inputs)["x"]
+    np.testing.assert_allclose(result, expected, rtol=0, atol=bound_error(expected, UNIT))
+
+
+def test_images_of_a_batch_equal_the_images_alone(tmp_path: Path) -> None:
+    case = CASES["pixart"]
+    reference = ReferenceComponent(open_case(case, tmp_path))
+    inputs = case.draw_inputs()
+    together = reference.run(inputs)["x"]
+    for index in range(2):
+        alone = reference.run({name: array[index : index + 1] for name, array in inputs.items()})["x"]
+        np.testing.assert_array_equal(alone[0], together[index])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm_type": "ada_norm_zero"}, "norm_type: 'ada_norm_zero'; the only norms"),
+        ({"activation_fn": "geglu"}, "activation_fn: 'geglu'"),
+        ({"norm_elementwise_affine": True}, "norm_elementwise_affine: true"),
+        ({"use_additional_conditions": True}, "use_additional_conditions: true"),
+        ({"sample_size": 9}, "sample_size: 9 is not a multiple of patch_size, 2"),
+        ({"out_channels": 5}, "out_channels: 5 is neither in_channels, 4, nor twice"),
+        ({"cross_attention_dim": 48}, "cross_attention_dim: 48 is not the hidden size, 32"),
+        ({"num_layers": 0}, "num_layers: 0 is not a positive whole number"),
+        ({"new_field": 3}, "new_field: the field is not known"),
+        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not known"),
+    ],
+)
+def test_refuses_what_no_layer_computes(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    open_case(CASES["pixart"], tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CASES["pixart"].config | fields))
+    with pytest.raises(ModelError) as caught:
+        LoadedComponent.open(tmp_path, DENOISER)
+    assert message in str(caught.value)
+
+
+def test_refuses_a_component_for_another_task(tmp_path: Path) -> None:
+    open_case(CASES["pixart"], tmp_path)
+    with pytest.raises(ModelError, match="'PixArtTransformer2DModel' is not known"):
+        LoadedComponent.open(tmp_path, TEXT_ENCODER)
+
+
+def test_refuses_more_ranks_than_heads(tmp_path: Path) -> None:
+    model = open_case(CASES["pixart"], tmp_path)
+    assert model.config.refusal(2) is None
+    assert model.config.refusal(3) == "3 ranks and 2 heads; give at most 2 ranks"
+    assert PIXART["num_attention_heads"] == 2
