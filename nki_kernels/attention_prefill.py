@@ -4,7 +4,7 @@
     score[t, h, s] = scale * q[t, h] . k[s, g], with a soft cap c: c * tanh(that / c)
     s runs over the valid cached positions and the new tokens of t's own sequence: up to t if `causal`, and less than
     `window` before t if there is one. A sink is a logit of its head that takes part in the sum of the softmax only.
-    Slopes (ALiBi) add slopes[h] * (position of s - position of t).
+    Slopes (ALiBi) add slopes[h] * (position of s - position of t), a position bias (T5) a number of each such distance.
 
 Dimensions:
     T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size of queries and keys; Dv of
@@ -41,6 +41,8 @@ Arguments:
     sequences     compile-time int or None; B, as the caches have it, or without caches 1 for None
     key_lengths   [B, 1] int32 @ HBM or None: sequence b sees its first key_lengths[b] keys only, at least 1. Rows of k
                   and v behind them are padding and may hold anything. Without `causal` and prefix
+    position_bias [Hq, 2 L - 1] @ HBM, float32 or bfloat16, or None: position_bias[h, j - i + L - 1] is added to the
+                  score of query i and key j, after the scale. Without `causal`, prefix and soft cap, with Hq = Hk
     returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v, or without caches
 
 Layout
@@ -163,6 +165,7 @@ def attention_prefill(
     v_pages=None,
     sequences=None,
     key_lengths=None,
+    position_bias=None,
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
@@ -185,7 +188,9 @@ def attention_prefill(
     assert cache_rows is None or (k is not None and prefix == 0), (
         "cache_rows name rows that k and v are written to from position 0 on: give k and v, and no prefix"
     )
-    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths)
+    step = PromptStep(
+        scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths, position_bias
+    )
     check_prefill((q, k, v), cache, step, num_kv_heads)
     assert sequences is None or sequences == cache.sequences, (
         f"sequences is {sequences}, but the caches have {cache.sequences}; pass {cache.sequences} or None"
@@ -270,9 +275,7 @@ class HeadLoads(nl.NKIObject):
             # Without room for two heads, all steps that read the one in SBUF are issued before the next is loaded.
             if not self.launch.ahead.two_heads_fit:
                 time = self.agenda.issue_all(time)
-            self.heads.append(
-                load_head(self.launch.prompts, self.heads, queries, k, choose_cleaning_engine(i))
-            )
+            self.heads.append(load_head(self.launch, self.heads, queries, k, choose_cleaning_engine(i)))
         return time
 
     def clean_near(self, i, time):
@@ -309,7 +312,7 @@ def choose_cleaning_engine(i):
     return nisa.engine.vector if i == 0 else nisa.engine.gpsimd
 
 
-def load_head(prompts, heads, queries, first, engine):
+def load_head(launch, heads, queries, first, engine):
     """Load all cached and new keys and values of the key/value head that `queries` attend to.
 
     Returns the `Head` that holds them in SBUF. With a prefix the new keys are cleaned at once, because the
@@ -321,6 +324,7 @@ def load_head(prompts, heads, queries, first, engine):
         first: number of the first tile of queries of this head.
         engine: the engine that cleans keys.
     """
+    prompts = launch.prompts
     # All heads of a sequence see the same positions, which are found once for all of them.
     same_sequence = len(heads) > 0 and heads[-1].sequence == queries.sequence
     lengths = None
@@ -336,6 +340,8 @@ def load_head(prompts, heads, queries, first, engine):
         head.take_cached(heads[-1].cached if same_sequence else Cached(prompts, head.sequence))
     for block in range(0, prompts.cached_keys // PARTITIONS, LOADED_BLOCKS):
         load_cached(prompts, head, block)
+    if launch.biases is not None:
+        head.take_window(launch.biases.load_window(head.number))
     # New values are loaded behind all keys, because the scores need only keys.
     if not prompts.stored:
         load_new_values(prompts, head)
@@ -384,13 +390,14 @@ def attention_prefill_reference(
     v_pages: np.ndarray | None = None,
     sequences: int | None = None,
     key_lengths: np.ndarray | None = None,
+    position_bias: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 
     Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v, or
     without caches, o alone is returned.
     """
-    options = scale, window, softcap, sinks, causal, slopes
+    options = scale, window, softcap, sinks, causal, slopes, position_bias
     if k_cache is None or v_cache is None:
         assert k is not None and v is not None and num_kv_heads is not None
         return attend_new_reference((q, k, v), num_kv_heads, sequences or 1, options, key_lengths)

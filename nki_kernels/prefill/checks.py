@@ -16,6 +16,7 @@ MAX_KEYS = 12288
 MAX_HEAD_BYTES = 65792
 """Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
 MAX_DEPTH = 512
+MAX_BIASED_TOKENS = 2048
 
 
 def check_prefill(tokens, cache, step, num_kv_heads):
@@ -57,6 +58,7 @@ def check_prefill(tokens, cache, step, num_kv_heads):
     ), "pages of 4 bits take k and v, causal attention, no window and no slopes; leave these out"
     check_lengths(rows // sequences, q.dtype, cache, step)
     check_key_lengths(tokens, cache, step)
+    check_position_bias(tokens, cache, step)
     check_options(step, q.shape[1] // depth)
 
 
@@ -156,6 +158,37 @@ def check_key_lengths(tokens, cache, step):
     )
     assert tokens[1] is not None and not step.causal and step.prefix == 0, (
         "key_lengths go with k and v, without causal attention and prefix; set causal to False, or pass no key_lengths"
+    )
+
+
+def check_position_bias(tokens, cache, step):
+    """Raise AssertionError if a step has a position bias of another shape, or one that does not go with the rest.
+
+    Args:
+        tokens: (q, k, v) @ HBM.
+    """
+    bias = step.position_bias
+    if bias is None:
+        return
+    q, k, _ = tokens
+    assert k is not None and k.shape[0] == q.shape[0] and not step.causal and step.prefix == 0, (
+        "position_bias goes with k and v of as many rows as q, without causal attention and prefix; pass none, or set "
+        "causal to False"
+    )
+    assert q.shape[1] == cache.kv_heads * cache.depth, (
+        f"position_bias goes with one query head for each key/value head, not {q.shape[1] // cache.depth} for "
+        f"{cache.kv_heads}; repeat k and v, or pass no position_bias"
+    )
+    assert step.softcap is None, "position_bias goes with no soft cap; pass one of them"
+    count = q.shape[0] // cache.sequences
+    assert bias.shape == (cache.kv_heads, 2 * count - 1), (
+        f"position_bias is [{cache.kv_heads}, {2 * count - 1}], not {bias.shape}"
+    )
+    assert bias.dtype == nl.float32 or bias.dtype == nl.bfloat16, (
+        f"position_bias is float32 or bfloat16, not {bias.dtype}; cast it"
+    )
+    assert count <= MAX_BIASED_TOKENS, (
+        f"attention_prefill takes position_bias for at most {MAX_BIASED_TOKENS} tokens of a sequence, not {count}"
     )
 
 

@@ -34,12 +34,13 @@ class Head(nl.NKIObject):
 
     `keys` are [D in tile, block, tile of D, 128], `values` [128, block, Dv + 1], whose last column is set to ones here.
     `number` is the index of the key/value head, and `first` the index of the first tile of queries that uses it.
-    `cached` is None until `take_cached`. `lengths` are the `KeyLengths` of the sequence, or None.
+    `cached` is None until `take_cached`. `lengths` are the `KeyLengths` of the sequence, or None. `window` are
+    the terms of the head's biases, see `PositionBias`, or None until `take_window`.
     """
 
     def __init__(self, prompts, sequence, number, first, lengths=None):
         self.sequence, self.number, self.first = sequence, number, first
-        self.cached, self.lengths = None, lengths
+        self.cached, self.lengths, self.window = None, lengths, None
         count = blocks(prompts.keys)
         shape = (prompts.tile_depth, count, prompts.depth_tiles, PARTITIONS)
         self.keys = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
@@ -50,6 +51,10 @@ class Head(nl.NKIObject):
     def take_cached(self, cached):
         """Set `cached`, the valid cached positions of the head's sequence."""
         self.cached = cached
+
+    def take_window(self, window):
+        """Set `window`, the terms of the head's biases by relative position."""
+        self.window = window
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 Lengths are data, so no instruction depends on them. The keys behind a length become copies of the sequence's first key,
 so that they change no maximum. Their values become 0, in the column of ones too, so they add nothing to a product.
-Scores need no mask. Padding may hold anything: its bits, as integers, are multiplied by 0, since a product of numbers
-would keep NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on GpSimd.
+Scores need no mask, unless biases are added to them. Padding may hold anything: its bits, as integers, are multiplied
+by 0, since a product of numbers would keep NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on
+GpSimd.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import nki.language as nl
 
 from nki_kernels.prefill.cached import COUNTED, mark_compared_positions
 from nki_kernels.prefill.key_blocks import list_loaded_pieces, list_new_pieces, view_new_keys
-from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
+from nki_kernels.tiles import MASKED, PARTITIONS, blocks, cast, load_repeated
 
 
 class KeyLengths(nl.NKIObject):
     """Which keys of one sequence are behind its length, shared by its key/value heads.
 
     `hidden` is 1 for them, uint8 [128, block, 128] @ SBUF, every partition with all keys. `seen` is 1 for the other
-    ones, [key in block, block] @ SBUF in `integer`, the integers as wide as the keys' dtype.
+    ones, [key in block, block] @ SBUF in `integer`, the integers as wide as the keys' dtype. `mask` [1, key] @ SBUF is
+    0 for keys that are seen, else MASKED; None without biases, as scores need no mask then.
     """
 
     def __init__(self, prompts, sequence):
@@ -44,6 +46,13 @@ class KeyLengths(nl.NKIObject):
         # Values have their keys on the partitions, so their predicate is one column for each block.
         self.seen = nl.ndarray((PARTITIONS, count), dtype=self.integer, buffer=nl.sbuf)
         mark_compared_positions(self.seen, [[PARTITIONS, count]], 0, 1, nl.less, length)
+        self.mask = None
+        if prompts.step.position_bias is not None:
+            self.mask = nl.ndarray((1, prompts.keys), dtype=prompts.dtype, buffer=nl.sbuf)
+            hidden = self.hidden.reshape((PARTITIONS, count * PARTITIONS))
+            nisa.tensor_scalar(
+                dst=self.mask, data=hidden[0:1, 0 : prompts.keys], op0=nl.multiply, operand0=MASKED
+            )
 
 
 def hide_keys(prompts, head, engine):

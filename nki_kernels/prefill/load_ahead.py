@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
+from nki_kernels.prefill.position_bias import count_window_bytes
 from nki_kernels.tiles import PARTITIONS, blocks
 
 HEAD_BYTES = 49152
@@ -53,6 +54,7 @@ def count_query_bytes(prompts):
 
 
 def count_head_bytes(prompts):
-    """Return the bytes per partition of the keys and values of one key/value head of one sequence."""
+    """Return the bytes per partition of the keys, values and biases of one key/value head of one sequence."""
     size = 2 if prompts.dtype == nl.bfloat16 else 4
-    return blocks(prompts.keys) * (prompts.depth_tiles * PARTITIONS + prompts.value_depth + 1) * size
+    keys = blocks(prompts.keys) * (prompts.depth_tiles * PARTITIONS + prompts.value_depth + 1) * size
+    return keys + count_window_bytes(prompts)

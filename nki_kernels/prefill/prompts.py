@@ -14,6 +14,7 @@ import nki.language as nl
 from nki_kernels.prefill.cores import CoreShare
 from nki_kernels.prefill.load_ahead import LoadAhead
 from nki_kernels.prefill.masks import Masks
+from nki_kernels.prefill.position_bias import PositionBias
 from nki_kernels.prefill.slopes import Slopes
 from nki_kernels.prefill.tuning import Tuning
 from nki_kernels.tiles import PARTITIONS, blocks, filled
@@ -32,6 +33,7 @@ class PromptStep(nl.NKIObject):
     causal: bool = True
     slopes: object = None
     key_lengths: object = None
+    position_bias: object = None
 
 
 class Prompts(nl.NKIObject):
@@ -82,8 +84,9 @@ class Prompts(nl.NKIObject):
 class PrefillLaunch(nl.NKIObject):
     """Records and tiles that the steps of all spans share.
 
-    They are the prompts, the tuning, how early operands are loaded, the masks, and the slopes or None. exp multiplies
-    scores by `exp_scale`. `sinks` are the `Sink` records of rows of heads, made when needed, by a name of the rows.
+    They are the prompts, the tuning, how early operands are loaded, the masks, and the slopes and biases, or None. exp
+    multiplies scores by `exp_scale`. `sinks` are the `Sink` records of rows of heads, made when needed, by a name of
+    the rows.
     `minus_one` and `minus_scale` are columns [128, 1] float32 @ SBUF of -1 and of -`exp_scale`.
     """
 
@@ -96,6 +99,7 @@ class PrefillLaunch(nl.NKIObject):
         self.ahead = LoadAhead(prompts, self.tuning)
         self.exp_scale = step.scale if step.softcap is None else step.softcap
         self.slopes = None if step.slopes is None else Slopes(prompts)
+        self.biases = None if step.position_bias is None else PositionBias(prompts)
         self.sinks = {}
         self.minus_one = filled((PARTITIONS, 1), -1.0)
         self.minus_scale = filled((PARTITIONS, 1), -self.exp_scale)

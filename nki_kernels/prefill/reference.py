@@ -7,8 +7,10 @@ import numpy as np
 from nki_kernels.cache.nibble_pages import round_reference
 from nki_kernels.precision import widened
 
-ScoreOptions = tuple[float, int | None, float | None, np.ndarray | None, bool, np.ndarray | None]
-"""Arguments of attention_prefill that change scores: scale, window, softcap, sinks, causal and slopes."""
+ScoreOptions = tuple[
+    float, int | None, float | None, np.ndarray | None, bool, np.ndarray | None, np.ndarray | None
+]
+"""Arguments of attention_prefill that change scores: scale, window, softcap, sinks, causal, slopes, position_bias."""
 
 
 def attend_sequence_reference(
@@ -24,7 +26,7 @@ def attend_sequence_reference(
         first: position of the first query; that of the first key is 0.
     """
     queries, keys, values = widened(queries), widened(keys), widened(values)
-    scale, window, softcap, sinks, causal, slopes = options
+    scale, window, softcap, sinks, causal, slopes, position_bias = options
     heads = keys.shape[1]
     keys, values = keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None]
     scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)
@@ -34,6 +36,9 @@ def attend_sequence_reference(
     distance = first + np.arange(len(queries))[:, None] - np.arange(keys.shape[-1])
     if slopes is not None:
         scores = scores - widened(slopes).reshape(heads, -1, 1, 1) * distance.astype(scores.dtype)
+    if position_bias is not None:
+        columns = len(queries) - 1 - distance
+        scores = scores + widened(position_bias)[:, columns][:, None]
     hidden = distance < (0 if causal else -keys.shape[-1])
     if window is not None:
         hidden |= distance >= window

@@ -41,8 +41,9 @@ def view_queries(prompts, span, tile):
 def score(launch, span, start, end):
     """Compute masked scores of keys start … end - 1 for the rows of a `Span`; write `span.scores` [row, key] @ SBUF.
 
-    The scores are float32, not yet multiplied by `exp_scale`: exp does that. A soft cap, less its factor, and slopes
-    are applied here. The call with the span's last keys also writes `span.maximum`, `span.bias` and `span.shift`.
+    The scores are float32, not yet multiplied by `exp_scale`: exp does that. A soft cap, less its factor, slopes and
+    biases are applied here. The call with the span's last keys also writes `span.maximum`, `span.bias` and
+    `span.shift`.
     """
     step = launch.prompts.step
     bank = nl.ndarray((span.rows, end - start), dtype=nl.float32, buffer=nl.psum)
@@ -61,6 +62,8 @@ def score(launch, span, start, end):
         if launch.slopes is not None:
             launch.slopes.add_biases(span, scores, bank, start, end)
             bank = scores
+        elif launch.biases is not None:
+            launch.biases.add_biases(span, launch.masks.ones, bank, start, end)
     else:
         # tanh would make a masked score an ordinary one, so masks follow it.
         nisa.activation(dst=scores, op=nl.tanh, data=bank, scale=step.scale / step.softcap)

@@ -45,7 +45,8 @@ class Tuning(nl.NKIObject):
         self.recomputed = 1024 if wide else 512
         self.recomputed_share = (2, 9) if wide else (1, 3)
         self.recomputed_share_of_short = (1, 8) if wide and depth_tiles > 1 else (1, 3)
-        if not narrow or step.softcap is not None or step.slopes is not None:
+        changed = step.softcap is not None or step.slopes is not None or step.position_bias is not None
+        if not narrow or changed:
             self.recomputed_share = (0, 1)
             self.recomputed_share_of_short = (0, 1)
         if step.slopes is not None:

@@ -9,7 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 from tests.kernels.accuracy import TARGETS, in_float64, in_order, normal, run
-from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, together, vary
+from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, limit, refuse, together, vary
 from tests.kernels.test_attention_prefill import attended
 from tests.kernels.test_streams import stream
 
@@ -152,3 +152,68 @@ def test_reference_of_key_lengths_agrees_with_torch() -> None:
     )
     reference = kernels.attention_prefill_reference(*inputs)
     assert np.allclose(reference, truth.transpose(1, 2).reshape(14, -1).numpy(), rtol=1e-12, atol=1e-12)
+
+
+def biased(
+    queries: int = 20,
+    heads: int = 2,
+    depth: int = 16,
+    sequences: int = 1,
+    dtype: Any = F32,
+    bias_dtype: Any = None,
+    scale: float = 1.0,
+    largest: float = 4.0,
+    **more: Any,
+) -> tuple[Any, ...]:
+    """Draw arguments of self attention with a bias for each head and distance, of normal numbers times `largest`."""
+    bias = normal(7, heads, 2 * queries - 1, dtype=bias_dtype or dtype, scale=largest)
+    more = dict(scale=scale, position_bias=bias) | more
+    return uncached(queries, 0, heads, heads, depth, sequences, dtype, **more)
+
+
+class TestPositionBias(KernelTests):
+    """Biases of the activations' dtype and of the other one, with scales that bfloat16 holds and others."""
+
+    case = KernelCase(
+        kernels.attention_prefill,
+        biased,
+        values=[
+            *vary(queries=[1, 127, 128, 129, 300], depth=8, dtype=[*DTYPES]),
+            *vary(queries=130, bias_dtype=[*DTYPES], scale=[0.25, 0.3], dtype=[*DTYPES]),
+            *vary(queries=600, heads=1, depth=64, sequences=2, dtype=[*DTYPES]),
+            # Biases of padded keys may exceed all scores.
+            *vary(queries=140, sequences=2, lengths=(77, -2), largest=[1.0, 1e4], dtype=[*DTYPES]),
+            dict(queries=140, cached=True, sinks=normal(5, 1, 2)),
+        ],
+        every_chip=[*vary(queries=1100, heads=1, depth=64, dtype=[*DTYPES])],
+        refusals=[
+            refuse("position_bias is [2, 39], not (1, 39)", position_bias=lambda bias: bias[:1]),
+            refuse("position_bias is [2, 39], not (2, 40)", position_bias=normal(1, 2, 40)),
+            refuse("position_bias is float32 or bfloat16", position_bias=np.zeros((2, 39), np.float16)),
+            refuse("position_bias goes with no soft cap", softcap=5.0),
+            refuse("position_bias goes with k and v of as many rows as q", causal=True),
+            refuse("position_bias goes with k and v of as many rows", q=lambda q: q[:10]),
+            refuse(
+                "position_bias goes with one query head for each key/value head, not 2 for 1",
+                num_kv_heads=1,
+                k=lambda k: k[:, :16].copy(),
+                v=lambda v: v[:, :16].copy(),
+            ),
+        ],
+        limits=[limit("queries", 2048, "position_bias for at most 2048 tokens", dry=True, heads=1, depth=64)],
+        fits=[*vary(queries=2048, depth=512, bias_dtype=F32, scale=0.3, lengths=(2000,), dtype=[*DTYPES])],
+        two_sums=[*vary(queries=300, heads=[1, 2], dtype=BF16)],
+        tolerance=attended,
+        seeds=0,
+    )
+
+
+def test_reference_of_biases_agrees_with_torch() -> None:
+    torch = pytest.importorskip("torch", reason="torch is the independent reference of the references")
+    inputs = [in_float64(array) for array in biased(30, 2, 16, scale=0.3)]
+    q, k, v = (torch.from_numpy(inputs[i].copy()).reshape(1, 30, -1, 16).transpose(1, 2) for i in (0, 4, 5))
+    keys, queries = torch.arange(30), torch.arange(30)[:, None]
+    bias = torch.from_numpy(inputs[-1].copy())[:, keys - queries + 29]
+    truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[None], scale=0.3)
+    reference = kernels.attention_prefill_reference(*inputs)
+    assert np.allclose(reference, truth.transpose(1, 2).reshape(30, -1).numpy(), rtol=1e-12, atol=1e-12)
