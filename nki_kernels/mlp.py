@@ -22,6 +22,8 @@ Arguments:
     b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     residual         compile-time bool: whether x is added
     sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
+    residual_gate    [N, H] @ HBM, float32 or bfloat16, the same on every rank, or None: a row for each of N images,
+                     whose T / N rows follow each other, that multiplies all but x; see `residual_gate`
     row_gate         [H, 1] @ HBM, float32 or bfloat16, the same on every rank; read in x's dtype; or None
     w_gate_scales, w_up_scales
                      [1, F] @ HBM, float32: this rank's columns, or None
@@ -115,8 +117,10 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.dma import STATIC
+from nki_kernels.image_rows import repeat_image_rows_reference
+from nki_kernels.norms.blocks import load_norm_blocks
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
+from nki_kernels.norms.row_tiles import RowNorm, allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widen_blocks_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
     FeedForward,
@@ -141,6 +145,7 @@ from nki_kernels.projection.quantised_rows import (
     create_row_quantiser,
     quantise_rows_reference,
 )
+from nki_kernels.projection.residual_gate import check_residual_gate, create_residual_gate
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -161,7 +166,7 @@ from nki_kernels.projection.static_rows import (
 )
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.scale_groups import widen_packed_reference
-from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims
+from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims, filled
 from nki_kernels.weights import WeightMatrix, has_block_scales, is_e4m3, load_blocks
 
 cores = (1, 2)
@@ -205,6 +210,7 @@ def mlp(
     w_up_input_scale=None,
     w_down_input_scale=None,
     quantises_rows=False,
+    residual_gate=None,
 ):
     """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
 
@@ -212,7 +218,8 @@ def mlp(
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
     row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
     sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of the
-    weights' dtype, fp8, int8 or MXFP8, with a scale for each row, or with the input scales.
+    weights' dtype, fp8, int8 or MXFP8, with a scale for each row, or with the input scales. A residual_gate multiplies
+    all but x.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
@@ -241,8 +248,16 @@ def mlp(
     ranks = sequence_ranks
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
+    check_residual_gate(residual_gate, tokens, hidden, residual, ranks)
+    assert norm.count_images() == 1 or (ranks == 1 and not quantises_rows), (
+        f"norm_weight has a row for each of {norm.count_images()} images; quantises_rows and sequence_ranks take one "
+        "row"
+    )
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     if quantises_rows and not is_e4m3(w_up.dtype):
+        assert residual_gate is None, (
+            "residual_gate is given with rows that become integers or MXFP8; leave out quantises_rows or residual_gate"
+        )
         rank_sum = RankSum(replica_group, ranks, SUMS_IN_FLIGHT, [])
         function = activation_function(activation)
         if w_up.dtype == nl.int8:
@@ -262,7 +277,12 @@ def mlp(
     few_bytes = (
         weights.w_up.nibbles is not None or w_down_scales is not None or w_down_block_scales is not None
     )
-    few_rows = few_bytes and not quantises_rows and takes_runs(x, norm, ranks, row_gate is not None)
+    few_rows = (
+        few_bytes
+        and not quantises_rows
+        and residual_gate is None
+        and takes_runs(x, norm, ranks, row_gate is not None)
+    )
     if few_rows:
         scale_rows(weights.list_gated(), x.dtype)
         scale_rows([weights.w_down], x.dtype)
@@ -280,11 +300,15 @@ def mlp(
         few_rows = can_stack(gated, down_matrices, layout, x.dtype)
     if not few_rows:
         gated.in_runs, gated.layout, layout = False, None, None
-    row_norm, bias = None, None
+    row_norm, block_norm, bias = None, None, None
     resident_bytes = 0
     for weight in weights.list_matrices():
         resident_bytes += count_bytes(weight.block_scales)
-    if norm_weight is not None and not few_rows:
+    if norm_bias is not None and ranks == 1 and not quantises_rows:
+        block_norm = load_norm_blocks(norm, filled((tile_rows, 1), eps), False, tokens)
+        row_norm = RowNorm(None, None, block_norm.eps, None)
+        resident_bytes += count_bytes(block_norm.weight) + count_bytes(block_norm.bias)
+    elif norm_weight is not None and not few_rows:
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes += count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     scales = None
@@ -320,11 +344,12 @@ def mlp(
     elif quantises_rows:
         row_scales = []
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)
-
+    down.gate = create_residual_gate(residual_gate, tokens, core.rows, core.columns)
     run_norm = norm if few_rows and norm_weight is not None else None
     ffn = FeedForward(
         rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, few_rows, run_norm, layout
     )
+    ffn.block_norm = block_norm
     if static is not None:
         ffn.quantiser, ffn.static = static, static
     elif quantises_rows:
@@ -386,12 +411,13 @@ def mlp_reference(
     w_up_input_scale: np.ndarray | None = None,
     w_down_input_scale: np.ndarray | None = None,
     quantises_rows: bool = False,
+    residual_gate: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
 
     y = x + (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down, where n is norm(x).
     Everything that is None is left out, and x too unless `residual`. With a row_gate all but x is multiplied
-    by sigmoid(n @ row_gate).
+    by sigmoid(n @ row_gate), with a residual_gate by the row of its image.
 
     replica_group and sequence_ranks are ignored. For several ranks pass x with all T rows, and weights and
     biases with the columns of all ranks: the sum over ranks is then part of the product. The result has all T
@@ -406,7 +432,9 @@ def mlp_reference(
         normalised = normalised - normalised.mean(axis=-1, keepdims=True)
     if norm_weight is not None:
         normalised = normalised / np.sqrt((normalised * normalised).mean(axis=-1, keepdims=True) + eps)
-        normalised = normalised * (widened(norm_weight) + norm_offset) + widened_or_zero(norm_bias)
+        normalised = normalised * (repeat_image_rows_reference(norm_weight, len(x)) + norm_offset)
+    if norm_bias is not None:
+        normalised = normalised + repeat_image_rows_reference(norm_bias, len(x))
     deferred = None
     as_integers, as_mx = quantises_rows and w_up.dtype == np.int8, stores_mx(w_up)
     gate_rows = None
@@ -459,6 +487,8 @@ def mlp_reference(
             normalised = numbers * row_scales
         gate_rows = normalised if gate_rows is None else gate_rows
         y = y / (1 + np.exp(-(gate_rows @ widened(row_gate))))
+    if residual_gate is not None:
+        y = y * repeat_image_rows_reference(residual_gate, len(x))
     return (widened_or_zero(x if residual else None) + y).astype(x.dtype)
 
 

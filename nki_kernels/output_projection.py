@@ -2,7 +2,8 @@
 
     y = residual + sum over ranks of o @ w_o + bias
 
-With a gate, o is multiplied by sigmoid(gate) first, element by element.
+With a gate, o is multiplied by sigmoid(gate) first, element by element. With a residual_gate, residual + residual_gate
+* (sum + bias) is the result.
 
 Dimensions:
     T   tokens; K width of this rank's heads (heads times head size); H hidden size.
@@ -26,6 +27,8 @@ Arguments:
                    scale of its own, that of this rank's columns, see `quantised_rows`; w_o is then float8_e4m3 with
                    scales, or int8 with scales. Rows become integers beside int8, and sums are exact, see
                    `integer_projection`
+    residual_gate  [N, H] @ HBM, float32 or bfloat16, the same on every rank, or None: a row for each of N images, whose
+                   T / N rows follow each other; see `residual_gate`
     returns y      [T, H] @ HBM, o's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -73,6 +76,7 @@ import numpy as np
 
 from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.image_rows import repeat_image_rows_reference
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.nibbles import count_stored_rows, widen_nibbles_reference
 from nki_kernels.precision import widen_blocks_reference, widened, widened_or_zero
@@ -87,6 +91,7 @@ from nki_kernels.projection.quantised_rows import (
     create_row_quantiser,
     quantise_rows_reference,
 )
+from nki_kernels.projection.residual_gate import check_residual_gate, create_residual_gate
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -157,11 +162,13 @@ def output_projection(
     w_o_block_scales=None,
     nibble_dtype="float8_e4m3",
     quantises_rows=False,
+    residual_gate=None,
 ):
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
 
-    Terms and factors that are None are left out. With quantises_rows the product takes rows of w_o's dtype. With
-    sequence_ranks N > 1, residual and y are this rank's T / N rows.
+    A residual_gate multiplies all but the residual. Terms and factors that are None are left out. With
+    quantises_rows the product takes rows of w_o's dtype. With sequence_ranks N > 1, residual and y are this
+    rank's T / N rows.
 
     Raises AssertionError if shapes or dtypes do not fit together, or if the ranks do not divide the
     rows. Also if K is above 16384, or a row of H elements takes more than 32 KiB.
@@ -188,6 +195,10 @@ def output_projection(
     expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
         assert bias.shape == (1, hidden), f"bias is [1, {hidden}], not {bias.shape}"
+    check_residual_gate(residual_gate, tokens, hidden, residual is not None, sequence_ranks)
+    assert residual_gate is None or not quantises_rows or w_o.dtype != nl.int8, (
+        "residual_gate is given with rows that become integers; leave out quantises_rows or residual_gate"
+    )
     first, last = find_core_rows(owned, sequence_ranks)
     if gate is not None:
         assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
@@ -206,11 +217,12 @@ def output_projection(
         bias_rows,
         replica_group,
         quantises_rows,
+        create_residual_gate(residual_gate, tokens, (first, last), (left, right)),
     )
     return y
 
 
-def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
+def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, residual_gate):
     """Write y = residual, if any, + sum over ranks of o @ w_o + bias, if any, for this core's rows and columns.
 
     Everything is a view @ HBM, but for bias.
@@ -224,14 +236,15 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
         bias: [row, H] in SBUF, the same on every row, or None.
         replica_group: the ranks of the sum, or None for one rank.
         quantises_rows: whether rows are rounded to fp8 with a scale for each.
+        residual_gate: ResidualGate, or None.
     """
     o = source[0]
     ranks, tokens, depth = o.shape
     hidden = w_o.elements.shape[1]
-    if w_o.block_scales is not None and ranks == 1 and tokens <= FEW_ROWS:
+    if w_o.block_scales is not None and ranks == 1 and tokens <= FEW_ROWS and residual_gate is None:
         scale_rows([w_o], o.dtype)
     is_scaled = w_o.scales_rows or (w_o.scales is not None and not quantises_rows)
-    if is_scaled and ranks == 1 and bias is None:
+    if is_scaled and ranks == 1 and bias is None and residual_gate is None:
         layout = plan_groups(tokens, hidden, PARTITIONS if w_o.scales_rows else 1)
         if layout is not None:
             project_few_rows(y, source, w_o, residual, replica_group, layout)
@@ -265,7 +278,9 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows):
         next_transposed = transpose_group(loaded[0], row_dtype)
     rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if is_resident else SUMS_AHEAD, [])
     weight = MovingWeight([w_o], [] if is_resident else None)
-    product = ResidualProduct(y, residual, weight, bias, rank_sum, None, row_scales, w_o.scales)
+    product = ResidualProduct(
+        y, residual, weight, bias, rank_sum, None, row_scales, w_o.scales, gate=residual_gate
+    )
     # Scales that are used once are loaded chunk by chunk, so that no weight waits for those of other chunks.
     if groups > 1:
         product.load_scales(tile_rows)
@@ -390,10 +405,12 @@ def output_projection_reference(
     w_o_block_scales: np.ndarray | None = None,
     nibble_dtype: str = "float8_e4m3",
     quantises_rows: bool = False,
+    residual_gate: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return residual + o @ w_o + bias in o's dtype, computed in float32 and rounded once; missing terms are 0.
 
-    With a gate, o * sigmoid(gate) takes the place of o, rounded to o's dtype as the kernel rounds it.
+    With a gate, o * sigmoid(gate) takes the place of o, rounded to o's dtype as the kernel rounds it. A residual_gate
+    multiplies all but the residual.
 
     nibble_dtype and sequence_ranks are ignored. For several ranks pass o [T, K] and w_o [K, H] with the heads of all
     ranks, and the residual of all T rows. The sum over ranks is then part of the product, and the result has all T
@@ -415,4 +432,7 @@ def output_projection_reference(
             rows = (codes * scales).reshape(rows.shape)
         wide = widen_blocks_reference(widen_nibbles_reference(w_o, o.shape[1], w_o_zeros), w_o_block_scales)
         product = rows @ widened(wide, w_o_scales)
-    return (widened_or_zero(residual) + product + widened_or_zero(bias)).astype(o.dtype)
+    added = product + widened_or_zero(bias)
+    if residual_gate is not None:
+        added = added * repeat_image_rows_reference(residual_gate, len(o))
+    return (widened_or_zero(residual) + added).astype(o.dtype)

@@ -21,15 +21,16 @@ Arguments:
                  multiply 128 rows and columns of w_qkv each, instead of w_qkv_scales; see `block_scales`
     q_size       compile-time int, Q
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
-    norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
+    norm_weight  [1, H] @ HBM, float32 or bfloat16, or None; with norm_bias also [N, H], a row for each of N images,
+                 whose T / N rows follow each other
     eps          compile-time float, of all norms
     bias         [1, Q + 2 KV + G] @ HBM, float32 or bfloat16, or None
     positions    [T, 1] @ HBM, int32, 0 <= position < S; with cos and sin
     cos, sin     [S, R/2] @ HBM, float32, or None
     head_dim     compile-time int, D; 2 * (R/2) where it is not given
     q_norm       [1, D] @ HBM, float32 or bfloat16, or None; k_norm alike
-    norm_bias    [1, H] @ HBM, float32 or bfloat16, or None
-    norm_offset  compile-time float that is added to the weights of norms: 1.0 for Gemma
+    norm_bias    as norm_weight, or None
+    norm_offset  compile-time float that is added to the weights of norms: 1.0 for Gemma and adaLN
     replica_group, sequence_ranks
                  nki.collectives.ReplicaGroup and the number of its ranks, N, over which x is cut: x is [T/N, H], this
                  rank's rows, and everything else is of all rows; None and 1 where x is whole
@@ -93,6 +94,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import find_core_columns, find_core_rows
+from nki_kernels.image_rows import repeat_image_rows_reference
 from nki_kernels.nibbles import count_stored_rows, widen_nibbles_reference
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
@@ -173,7 +175,11 @@ def qkv_projection(
     most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
     assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
-    norm.check(hidden)
+    norm.check(hidden, tokens)
+    assert norm.count_images() == 1 or (sequence_ranks == 1 and not quantises_rows), (
+        f"norm_weight has a row for each of {norm.count_images()} images; quantises_rows and sequence_ranks take one "
+        "row"
+    )
     assert bias is None or bias.shape == (1, width), f"bias is [1, {width}], not {bias.shape}"
     stored_rows = count_stored_rows(w_qkv, hidden)
     assert w_qkv.shape == (stored_rows, width), (
@@ -314,9 +320,10 @@ def qkv_projection_reference(
     if norm_weight is not None and norm_bias is not None:
         wide = wide - wide.mean(axis=1, keepdims=True)
     if norm_weight is not None:
-        wide = rmsnorm_reference(wide, widened(norm_weight) + wide.dtype.type(norm_offset), eps)
+        weight = repeat_image_rows_reference(norm_weight, len(x))
+        wide = rmsnorm_reference(wide, weight + wide.dtype.type(norm_offset), eps)
     if norm_bias is not None:
-        wide = wide + widened(norm_bias)
+        wide = wide + repeat_image_rows_reference(norm_bias, len(x))
     if as_integers:
         product = quantised_product_reference(wide.astype(x.dtype), w_qkv, w_qkv_scales)
     else:

@@ -14,8 +14,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.image_rows import list_image_runs
 from nki_kernels.nibbles import view_paired_runs
-from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, ranges
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, count_block_partitions, ranges
 
 SQUARED_BLOCKS = 16
 """Blocks whose squares are added on the Vector engine, while the Scalar engine squares the next ones."""
@@ -25,16 +26,17 @@ SQUARED_BLOCKS = 16
 class BlockNorm(nl.NKIObject):
     """Weight and bias of a norm in SBUF, spread over the partitions, and its eps.
 
-    weight, bias: results of `load_column`, [partition, block] float32, or None. eps: the same number on every
-    partition, [row, 1] float32.
+    weight, bias: results of `load_image_columns`, [partition, block, image] float32, or None. eps: the same number on
+    every partition, [row, 1] float32. image_rows: rows of an image; one image has all.
     """
 
     weight: nl.NkiTensor | None
     bias: nl.NkiTensor | None
     eps: nl.NkiTensor
+    image_rows: int
 
 
-def load_norm_blocks(norm, eps, runs):
+def load_norm_blocks(norm, eps, runs, tokens):
     """Load weight and bias of a `Norm` from HBM into a `BlockNorm`, spread over the partitions as `load_column` does.
 
     The norm's offset is added to the weight. A norm without a weight gives None for it, likewise for the
@@ -44,10 +46,41 @@ def load_norm_blocks(norm, eps, runs):
         eps: tile [row, 1] float32 in SBUF with the norm's eps, which is kept as it is.
         runs: whether element p * blocks + i of a row lies on partition p, block i; else element i * 128 + p
             does.
+        tokens: rows of all images.
     """
-    weight = None if norm.weight is None else load_column(norm.weight, norm.offset, runs)
-    bias = None if norm.bias is None else load_column(norm.bias, 0.0, runs)
-    return BlockNorm(weight, bias, eps)
+    weight = None if norm.weight is None else load_image_columns(norm.weight, norm.offset, runs)
+    bias = None if norm.bias is None else load_image_columns(norm.bias, 0.0, runs)
+    return BlockNorm(weight, bias, eps, tokens // norm.count_images())
+
+
+def load_image_columns(rows, offset, runs):
+    """Load rows [N, H] of HBM, spread over the partitions, plus `offset`: [partition, block, image] float32 in SBUF.
+
+    runs: as for `load_column`, which loads one row.
+    """
+    images, depth = rows.shape
+    if images == 1:
+        column = load_column(rows, offset, runs)
+        return column.reshape((column.shape[0], column.shape[1], 1))
+    count = blocks(depth)
+    shape = (count_block_partitions(depth, 0, runs), count, images)
+    raw = allocate_aligned_tile(shape, rows.dtype)
+    columns = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    if runs:
+        for image in range(images):
+            load_runs(raw[:, :, image], rows[image : image + 1, :], False)
+    else:
+        full = depth // PARTITIONS
+        if full < count:
+            nisa.memset(dst=raw[:, full, :], value=0.0)
+            nisa.dma_transpose(
+                dst=raw[0 : depth - full * PARTITIONS, full, :], src=rows[:, full * PARTITIONS :]
+            )
+        if full > 0:
+            source = rows[:, 0 : full * PARTITIONS].reshape_dim(1, (full, PARTITIONS))
+            nisa.dma_transpose(dst=raw[:, 0:full, :], src=source)
+    nisa.tensor_scalar(dst=columns, data=raw, op0=nl.add, operand0=offset)
+    return columns
 
 
 def load_column(row, offset, runs, paired=False):
@@ -172,7 +205,7 @@ def add_squares(sums, squares, ones, tiles, first, end, depth):
             )
 
 
-def weight_blocks(target, source, norm, first):
+def weight_blocks(target, source, norm, first, first_row):
     """Write source * weight + bias to `target`; both are [partition, block, row].
 
     Without a norm, or without its weight, the source is copied.
@@ -180,38 +213,78 @@ def weight_blocks(target, source, norm, first):
     Args:
         norm: `BlockNorm`, or None.
         first: index of the source's first block among the norm's blocks.
+        first_row: index of the source's first row among the rows of all images.
     """
     used, count, rows = source.shape
     if norm is None or norm.weight is None:
         nisa.tensor_copy(dst=target, src=source)
         return
-    factor = norm.weight[0:used, first : first + count].reshape((used, count, 1)).broadcast(2, rows)
     product = target
     if norm.bias is not None:
         product = nl.ndarray(source.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=product, data1=source, data2=factor, op=nl.multiply)
-    if norm.bias is not None:
-        added = norm.bias[0:used, first : first + count].reshape((used, count, 1)).broadcast(2, rows)
-        # The Vector engine alone would hold up the products of a prompt's LayerNorm, so GpSimd adds the bias.
-        adder = nisa.engine.gpsimd if rows == PARTITIONS else nisa.engine.vector
-        nisa.tensor_tensor(dst=target, data1=product, data2=added, op=nl.add, engine=adder)
+    for start, end, image, images in list_image_runs(first_row, rows, norm.image_rows):
+        columns = (used, first, count, image, images)
+        factor = repeat_columns(norm.weight, columns, end - start)
+        run = view_images(product, start, end, images)
+        nisa.tensor_tensor(
+            dst=run, data1=view_images(source, start, end, images), data2=factor, op=nl.multiply
+        )
+        if norm.bias is not None:
+            added = repeat_columns(norm.bias, columns, end - start)
+            # The Vector engine alone would hold up the products of a prompt's LayerNorm, so GpSimd adds the bias.
+            adder = nisa.engine.gpsimd if rows == PARTITIONS else nisa.engine.vector
+            dst = view_images(target, start, end, images)
+            nisa.tensor_tensor(dst=dst, data1=run, data2=added, op=nl.add, engine=adder)
 
 
-def weight_block_by_block(target, source, norm, first):
-    """Write source * weight + bias to `target` on the Scalar engine, one instruction for each block.
+def view_images(tile, start, end, images):
+    """View rows start … end - 1 of a tile [partition, block, row], of several images as [.., image, row]."""
+    rows = tile[:, :, start:end]
+    return rows if images == 1 else rows.reshape_dim(2, (images, (end - start) // images))
+
+
+def repeat_columns(tile, columns, rows):
+    """View some columns of images repeated for rows in the form of `view_images`.
+
+    Args:
+        tile: [partition, block, image] in SBUF.
+        columns: (partitions, first block, blocks, first image, images) of the view.
+        rows: rows of all these images together.
+    """
+    used, first, count, image, images = columns
+    selected = tile[0:used, first : first + count, image : image + images]
+    return selected.broadcast(2, rows) if images == 1 else selected.expand_dim(3).broadcast(3, rows // images)
+
+
+def weight_block_by_block(target, source, norm, first, runs):
+    """Write source * weight + bias to `target` on the Scalar engine, an instruction for each block of each image.
 
     source and target are [partition, block, row].
 
     Args:
         norm: `BlockNorm` with a weight and a bias.
         first: index of the source's first block among the norm's blocks.
+        runs: result of `list_image_runs` for the rows; each run has one image.
     """
     used, count, _ = source.shape
-    for block in range(count):
-        nisa.activation(
-            dst=target[:, block, :],
-            op=nl.copy,
-            data=source[:, block, :],
-            scale=norm.weight[0:used, first + block : first + block + 1],
-            bias=norm.bias[0:used, first + block : first + block + 1],
-        )
+    for start, end, image, _ in runs:
+        for block in range(count):
+            nisa.activation(
+                dst=target[:, block, start:end],
+                op=nl.copy,
+                data=source[:, block, start:end],
+                scale=norm.weight[0:used, first + block, image : image + 1],
+                bias=norm.bias[0:used, first + block, image : image + 1],
+            )
+
+
+def find_single_images(norm, first_row, rows):
+    """Return the `list_image_runs` of some rows of a LayerNorm for `weight_block_by_block`; None if it takes none.
+
+    It takes a whole row tile of few images: short rows would keep the Scalar engine too long. norm: `BlockNorm`, or
+    None.
+    """
+    if norm is None or norm.bias is None or rows != PARTITIONS:
+        return None
+    runs = list_image_runs(first_row, rows, norm.image_rows)
+    return runs if len(runs) <= 2 and runs[0][3] == 1 and runs[len(runs) - 1][3] == 1 else None

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.image_rows import check_image_rows
+from nki_kernels.tiles import blocks
+
+MOST_IMAGE_COLUMNS = 1024
+"""Most elements per partition of a weight of several images whose rows lie in blocks: 4 KiB, and the bias as much."""
+
 
 @dataclass
 class Norm(nl.NKIObject):
@@ -17,8 +23,8 @@ class Norm(nl.NKIObject):
 
     Without a weight rows are not normalised; a kernel passes such a Norm on if its rows arrive normalised.
 
-    weight, bias: [1, H] @ HBM, or None. offset: number that is added to the weight. eps: number that is added to the
-    mean of the squares.
+    weight, bias: [1, H] @ HBM, or None; of a LayerNorm also [N, H] for rows of N images, see `image_rows`. offset:
+    number that is added to the weight. eps: number that is added to the mean of the squares.
     """
 
     weight: nl.NkiTensor | None
@@ -26,13 +32,35 @@ class Norm(nl.NKIObject):
     offset: float
     eps: float
 
-    def check(self, hidden):
-        """Raise AssertionError unless weight and bias are [1, hidden] or None; a bias needs a weight."""
+    def count_images(self):
+        """Return the number of rows of the weight: of images that have one each, or 1."""
+        return 1 if self.weight is None else self.weight.shape[0]
+
+    def check(self, hidden, tokens=None):
+        """Raise AssertionError unless weight and bias are [1, hidden] or None; a bias needs a weight.
+
+        With `tokens` they may also have several rows, one for each image.
+        """
         assert self.bias is None or self.weight is not None, (
             "norm_bias is given without norm_weight: give both, or no bias"
         )
-        for name, row in (("norm_weight", self.weight), ("norm_bias", self.bias)):
-            assert row is None or row.shape == (1, hidden), f"{name} has to be [1, {hidden}], not {row.shape}"
+        for name, rows in (("norm_weight", self.weight), ("norm_bias", self.bias)):
+            if rows is not None and tokens is not None:
+                check_image_rows(name, rows, tokens, hidden)
+            elif rows is not None:
+                assert rows.shape == (1, hidden), f"{name} has to be [1, {hidden}], not {rows.shape}"
+        if self.bias is not None:
+            assert self.bias.shape == self.weight.shape, (
+                f"norm_weight is {self.weight.shape} and norm_bias is {self.bias.shape}; both have a row for each image"
+            )
+        assert self.count_images() == 1 or self.bias is not None, (
+            f"norm_weight is {self.weight.shape} without norm_bias; rows of several images take a LayerNorm, "
+            "an RMSNorm has one row"
+        )
+        assert self.count_images() * blocks(hidden) <= MOST_IMAGE_COLUMNS, (
+            f"norm_weight has {self.count_images()} rows; of {hidden} elements at most "
+            f"{MOST_IMAGE_COLUMNS // blocks(hidden)} stay in SBUF"
+        )
 
 
 def create_rms_norm(weight, eps):

@@ -25,14 +25,15 @@ STATISTICS = 512
 class RowNorm(nl.NKIObject):
     """Operands of a norm in SBUF, repeated on every partition that a row tile uses.
 
-    weight: [row, H], offset included. bias: [row, H] for LayerNorm, None for RMSNorm. eps: [row, 1] float32.
-    scratch: [row, SCRATCH_ELEMENTS or H], which row sums overwrite with their terms.
+    weight: [row, H], offset included; None for a LayerNorm whose weight and bias are applied to transposed rows, see
+    `blocks`. bias: [row, H] for LayerNorm, None for RMSNorm. eps: [row, 1] float32. scratch: [row, SCRATCH_ELEMENTS or
+    H], which row sums overwrite with their terms; None without a weight.
     """
 
-    weight: nl.NkiTensor
+    weight: nl.NkiTensor | None
     bias: nl.NkiTensor | None
     eps: nl.NkiTensor
-    scratch: nl.NkiTensor
+    scratch: nl.NkiTensor | None
 
 
 @dataclass
@@ -189,8 +190,8 @@ def normalise_rms(tile, weight, eps):
     return normalised
 
 
-def standardise(rows, eps):
-    """Subtract from each row of a tile [row, H] its mean, and divide it by its standard deviation, in place.
+def standardise(dst, rows, eps):
+    """Write each row of a tile [row, H] minus its mean, over its standard deviation, to `dst`, maybe the tile itself.
 
     eps: a column [row or more, 1] float32 in SBUF, added to the variance.
     """
@@ -204,7 +205,7 @@ def standardise(rows, eps):
     nisa.bn_aggr(dst=moments, data=statistics)
     scale = compute_inverse_root(moments[:, 1:2], 1.0, eps)
     nisa.tensor_scalar(
-        dst=rows, data=rows, op0=nl.subtract, operand0=moments[:, 0:1], op1=nl.multiply, operand1=scale
+        dst=dst, data=rows, op0=nl.subtract, operand0=moments[:, 0:1], op1=nl.multiply, operand1=scale
     )
 
 

@@ -26,6 +26,7 @@ from nki_kernels.cores import (
 )
 from nki_kernels.dma import STATIC
 from nki_kernels.nibbles import RUN_ROWS
+from nki_kernels.norms.blocks import BlockNorm
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.few_rows import keep_residual_rows, load_few_rows
@@ -113,7 +114,8 @@ class CoreShare(nl.NKIObject):
 class FeedForward(nl.NKIObject):
     """What all row groups of one core share.
 
-    rows: RowSource of x. norm: RowNorm, or None if rows need none. gated: the gate and up product. down: the
+    rows: RowSource of x. norm: RowNorm, or None if rows need none. block_norm: BlockNorm with the weight and the bias
+    that `norm` lacks, or None. gated: the gate and up product. down: the
     down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
     cut. dtype: x's dtype. few_rows: whether `load_few_rows` loads x. run_norm: the Norm of such rows, or
     None. groups: GroupLayout of the down product, or None if it is computed in chunks of `residual_product`.
@@ -135,6 +137,7 @@ class FeedForward(nl.NKIObject):
     grouped: GroupedOperands | None = None
     quantiser: RowQuantiser | None = None
     static: StaticQuantiser | None = None
+    block_norm: BlockNorm | None = None
 
 
 @dataclass
@@ -142,12 +145,13 @@ class RowBuffers(nl.NKIObject):
     """SBUF tiles that all row groups use one after the other.
 
     tiles: row tiles [row, H] of a group. transposed: the transpose of their rows, [h in block, block, row].
-    tile_height: rows of a full row tile.
+    tile_height: rows of a full row tile. norm: BlockNorm that is applied to the transposes, or None.
     """
 
     tiles: list
     transposed: nl.NkiTensor
     tile_height: int
+    norm: BlockNorm | None = None
 
 
 @dataclass
@@ -156,15 +160,16 @@ class Prefetch(nl.NKIObject):
 
     tiles: SBUF row tiles of the next group; empty after the last group. loads: its PlannedLoads, issued
     during the first `load_units` units of the present group. norm_units: number of later units, before which
-    the tiles are normalised. preparation: RowPreparation of rows that are quantised, else None. normalised,
-    transposed: how many tiles are normalised and transposed so far. ready: how many tiles were prepared two chunks
-    ago and one chunk ago.
+    the tiles are normalised. first_row: index of the first row among the rows of all images. preparation:
+    RowPreparation of rows that are quantised, else None. normalised, transposed: how many tiles are normalised and
+    transposed so far. ready: how many tiles were prepared two chunks ago and one chunk ago.
     """
 
     tiles: list
     loads: list
     load_units: int
     norm_units: int
+    first_row: int
     preparation: RowPreparation | None = None
     ready: tuple = (0, 0)
     normalised: int = 0
@@ -207,7 +212,8 @@ class Prefetch(nl.NKIObject):
     def transpose_next(self, count, buffers):
         """Transpose the next `count` row tiles, or all that remain if they are fewer, into `buffers.transposed`."""
         tiles = self.tiles[self.transposed : self.transposed + count]
-        transpose_tiles(buffers.transposed, tiles, self.transposed * buffers.tile_height)
+        row = self.transposed * buffers.tile_height
+        transpose_tiles(buffers.transposed, tiles, row, buffers.norm, self.first_row + row)
         self.transposed += len(tiles)
 
 
@@ -332,6 +338,7 @@ def prepare_rows(ffn, groups):
         operand_dtype = ffn.dtype if ffn.quantiser is None else ffn.gated.find_element_dtype()
         rows = ffn.ranks * groups[0].rows
         buffers = allocate_row_buffers(rows, ffn.gated.hidden, ffn.dtype, height, operand_dtype)
+        buffers.norm = ffn.block_norm
         prepare_first_group(ffn, groups[0], buffers)
         ffn.gated.load_scales()
         if ffn.static is not None:
@@ -375,7 +382,8 @@ def prepare_first_group(ffn, group, buffers):
     else:
         preparation = RowPreparation(ffn.quantiser, tiles, normalised, ffn.norm, copies, [])
         preparation.advance_until(preparation.count_steps())
-    transpose_tiles(buffers.transposed, normalised, 0)
+    first_row = ffn.core.rows[0] + group.first_row
+    transpose_tiles(buffers.transposed, normalised, 0, buffers.norm, first_row)
 
 
 def plan_prefetch(ffn, groups, m, buffers, units):
@@ -384,8 +392,9 @@ def plan_prefetch(ffn, groups, m, buffers, units):
     Nothing is loaded yet. If there is no group m, the Prefetch has no tiles and no loads. If rows are
     gathered from other ranks, the all-gathers of the group are issued now.
     """
-    tiles, loads = [], []
+    tiles, loads, first_row = [], [], 0
     if m < len(groups):
+        first_row = ffn.core.rows[0] + groups[m].first_row
         tiles = view_row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
         loads = plan_loads(tiles, provide_group_rows(ffn, groups[m]))
     # The second half of the units is left to the norm, which waits for these loads.
@@ -393,7 +402,7 @@ def plan_prefetch(ffn, groups, m, buffers, units):
     preparation = None
     if ffn.quantiser is not None:
         preparation = RowPreparation(ffn.quantiser, tiles, tiles, ffn.norm, False, [])
-    return Prefetch(tiles, loads, load_units, max(1, units - load_units), preparation)
+    return Prefetch(tiles, loads, load_units, max(1, units - load_units), first_row, preparation)
 
 
 def provide_group_rows(ffn, group):

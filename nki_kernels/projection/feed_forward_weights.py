@@ -89,7 +89,7 @@ def check_arguments(x, weights, norm):
         count_stored_rows(weights.w_up, hidden),
         count_stored_rows(weights.w_down, inner),
     )
-    norm.check(hidden)
+    norm.check(hidden, x.shape[0])
     wide_rows = norm.bias is not None or weights.b_down is not None or norm.offset != 0.0
     # Block scales stay in SBUF beside the rows.
     wide_rows = wide_rows or (not stores_mx(w_up) and has_block_scales(weights.list_matrices()))

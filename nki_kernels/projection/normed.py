@@ -146,14 +146,14 @@ def project_few(source, norm, w, columns, heads):
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     transfer(rows, x, SCALAR)  # so that the weights come first in their queue
     in_runs = w.block_scales is None
-    factors, scale = load_norm_blocks(norm, heads.eps, in_runs), None
+    factors, scale = load_norm_blocks(norm, heads.eps, in_runs, heads.rank_rows), None
     if norm.bias is not None:
-        standardise(rows, heads.eps)
+        standardise(rows, rows, heads.eps)
     elif norm.weight is not None:
         scale = compute_inverse_rms(rows, heads.eps)
     # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate. Block scales are
     # the same for all rows of a block.
-    stationary = spread(rows, in_runs, factors)
+    stationary = spread(rows, in_runs, factors, heads.first_row)
     tiles = [(0, tokens)]
     groups, bank = divide_columns(columns, heads.head, columns[1] - columns[0])
     for left, right in groups:
@@ -181,7 +181,7 @@ def project_many(source, norm, w, columns, heads):
     x = source.all_rows
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
-    factors = load_norm_blocks(norm, heads.eps, False)
+    factors = load_norm_blocks(norm, heads.eps, False, heads.rank_rows)
     groups, bank = divide_columns(columns, heads.head, RESIDENT_BYTES // block_bytes)
     ones = filled((min(hidden, PARTITIONS), 1), 1.0, x.dtype)
     scales = []
@@ -208,7 +208,9 @@ def project_many(source, norm, w, columns, heads):
             totals = allocate_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
                 rows, matrix = provide_rows(source, first, last), select_columns(w, left, right)
-                loaded = accumulate_first_rows(sums, totals, rows, matrix, panels, factors, ones)
+                loaded = accumulate_first_rows(
+                    sums, totals, rows, matrix, panels, factors, ones, heads.first_row
+                )
             else:
                 block = 0
                 for weights in loaded:
@@ -221,7 +223,7 @@ def project_many(source, norm, w, columns, heads):
                 following = provide_rows(source, turns[number + 1][0], turns[number + 1][1])
                 if norm.bias is not None:
                     following = load_standardised_rows(following, heads.eps) if number == 0 else ready
-                stationary = transpose_to_blocks(following, factors)
+                stationary = transpose_to_blocks(following, factors, heads.first_row + turns[number + 1][0])
                 squares = sum_block_squares(stationary, 0, hidden) if measured else None
             # The rows after the next are standardised while the next ones are transposed, so that no transpose waits.
             if norm.bias is not None and number + 2 < len(turns):
@@ -236,7 +238,7 @@ def project_many(source, norm, w, columns, heads):
                 heads.deliver(row, left, right, sums[tile], panels, scale)
 
 
-def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
+def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones, first_row):
     """Add up x @ columns, and the squares of each row of x, in PSUM, while both operands arrive from HBM.
 
     Returns the list of loaded parts of the weight, SBUF tiles [k in block, block, column], which serve the
@@ -252,19 +254,20 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
         norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows; a LayerNorm is applied to
             x.
         ones: column [k in block, 1] of ones, the operand that sums squares over partitions.
+        first_row: index of the first row among the rows of all images.
     """
     rows, depth = x.shape
     tiles = ranges(0, rows)
     if norm.bias is None:
         stationary = allocate_blocks(depth, blocks(depth), rows, x.dtype)
     else:
-        stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm)
+        stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm, first_row)
     loaded = []
     zero_rows = load_zero_rows(columns)
     for start, end in plan_weight_ranges(columns, columns.elements.shape[1], 1, LEAD_ELEMENTS):
         if norm.bias is None:
             transpose_block_range(stationary[:, start:end, :], x, start)
-        factors = norm.weight if norm.bias is None else None
+        factors = None if norm.weight is None or norm.bias is not None else norm.weight[:, :, 0]
         weights = load_weights(columns, start, end, x.dtype, factors, zero_rows)
         loaded.append(weights)
         add_products(sums, stationary, tiles, weights, panels, start, depth)
@@ -280,18 +283,18 @@ def load_standardised_rows(x, eps):
     eps: float32 [row, 1] in SBUF, added to the variance.
     """
     rows = load(x, x.dtype)
-    standardise(rows, eps)
+    standardise(rows, rows, eps)
     return rows
 
 
-def transpose_to_blocks(x, norm):
+def transpose_to_blocks(x, norm, first_row):
     """Return the transpose of rows in a new SBUF tile [k in block, block, row], LayerNorm's weight and bias applied.
 
     norm: BlockNorm. Without a bias x is [row, K] @ HBM, and a DMA transposes it unchanged. With a bias x is
-    an SBUF tile of standardised rows.
+    an SBUF tile of standardised rows. first_row: index of the first row among the rows of all images.
     """
     if norm.bias is not None and not needs_defined_rows():
-        return spread(x, False, norm)
+        return spread(x, False, norm, first_row)
     depth = x.shape[1]
     transposed = allocate_blocks(depth, blocks(depth), x.shape[0], x.dtype)
     transpose_block_range(transposed, x, 0)
@@ -300,7 +303,7 @@ def transpose_to_blocks(x, norm):
         # The short block has fewer partitions, so it takes instructions of its own.
         for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
             rows = transposed[0 : count_block_partitions(depth, start, False), start:end, :]
-            weight_blocks(rows, rows, norm, start)
+            weight_blocks(rows, rows, norm, start, first_row)
     return transposed
 
 

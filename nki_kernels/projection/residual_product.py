@@ -1,6 +1,6 @@
 """The last product of output_projection and mlp: rows times a weight, summed over ranks, plus the residual.
 
-    y[first …] = residual[first …] + sum over ranks of row_scale * column_scales * (x @ weight) + bias
+    y[first …] = residual[first …] + gate * (sum over ranks of row_scale * column_scales * (x @ weight) + bias)
 
 x in SBUF, as K blocks [k in block, block, row], is stationary. The weight moves; it streams through SBUF or
 stays there. A *chunk* is some rows and columns of y. It accumulates in half of the PSUM banks while the chunk
@@ -23,6 +23,7 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.products import multiply_block_pair
+from nki_kernels.projection.residual_gate import ResidualGate
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.scaled_rows import accumulate_scaled
 from nki_kernels.projection.sums import OutputChunk, RankSum
@@ -40,6 +41,7 @@ from nki_kernels.tiles import (
     blocks,
     copy_bank,
     load_repeated,
+    ranges,
     shuffle_row,
 )
 from nki_kernels.weights import (
@@ -102,7 +104,7 @@ class ResidualProduct(nl.NKIObject):
     once `load_scales` has run; None before, and for a plain weight. negated_sums: for a weight of 4 bits the sums of
     the rows, see `find_negated_sums`; None before, and for other weights. minus_ones: result of `fill_minus_ones` once
     the first sums are computed. spread: for scales of groups the SpreadRows of each matrix of the weight, as far as
-    `grouped_product` has made them.
+    `grouped_product` has made them. gate: ResidualGate, or None.
     """
 
     y: nl.NkiTensor
@@ -117,6 +119,7 @@ class ResidualProduct(nl.NKIObject):
     negated_sums: list | None = None
     minus_ones: nl.NkiTensor | None = None
     spread: list | None = None
+    gate: ResidualGate | None = None
 
     def find_negated_sums(self, x_parts):
         """Return the results of `negate_sums` for x_parts, the SBUF tiles of the rows in a list.
@@ -155,6 +158,21 @@ class ResidualProduct(nl.NKIObject):
         if self.scales is None:
             return None
         return load_repeated(self.scales[:, first_column:end_column], rows)
+
+    def load_gates(self, chunk, first_row, rows):
+        """Load the GateTiles of an OutputChunk that begins at `first_row`, unless that is done or there is no gate.
+
+        rows: rows of the chunk, those of all ranks together.
+        """
+        if self.gate is None or chunk.gates is not None:
+            return
+        chunk.gates = []
+        for start, end in ranges(0, rows, count_tile_rows(self.rank_sum.sequence_ranks)):
+            chunk.gates.append(
+                self.gate.select(
+                    first_row + start, end - start, chunk.columns, chunk.column_scales, chunk.bias
+                )
+            )
 
     def keep_residual(self, tile):
         """Add the residual from an SBUF tile [row, 1, N] from now on, instead of loading it from HBM."""
@@ -249,6 +267,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
             if piece is None:
                 piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
+            product.load_gates(chunk, first_row, rows)
             if rank_sum.replica_group is None:
                 chunk.load_residual(rank_sum.sequence_ranks)
             if weight.matrices[index].scales_rows:
@@ -466,8 +485,8 @@ def select_operands(accumulator, x, piece):
 def add_residual(result, accumulators, chunk):
     """Write accumulators * scales + residual + bias to `result`, an SBUF tile [row in tile, row tile, column].
 
-    chunk: OutputChunk with the scales of rows and columns, the residual in SBUF and the bias; those that are
-    None are left out. With both residual and bias, chunk.residual_tile is overwritten with their sum.
+    chunk: OutputChunk with the scales of rows and columns, the residual in SBUF, the bias and the gates; those that
+    are None are left out. With both residual and bias, chunk.residual_tile is overwritten with their sum.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the
     others to SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector
@@ -482,11 +501,11 @@ def add_residual(result, accumulators, chunk):
         from_last = len(accumulators) - 1 - i
         dst = result[0:rows, m, start : start + columns]
         row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
-        column_scales = chunk.select_column_scales(rows, start, columns)
-        if chunk.residual_tile is None and chunk.bias is None:
+        column_scales = chunk.select_column_scales(m, rows, start, columns)
+        addend = chunk.select_bias(m, rows, start, columns)
+        if chunk.residual_tile is None and addend is None:
             copy_bank(dst, bank, from_last, vector_share, row_scale, column_scales)
             continue
-        addend = None if chunk.bias is None else chunk.bias[0:rows, start : start + columns]
         if chunk.residual_tile is not None:
             residual = chunk.residual_tile[0:rows, m, start : start + columns]
             if addend is not None:

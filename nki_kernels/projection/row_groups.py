@@ -16,7 +16,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import transfer
-from nki_kernels.norms.row_tiles import compute_row_statistics, normalise
+from nki_kernels.norms.row_tiles import compute_row_statistics, normalise, standardise
+from nki_kernels.projection.rows import spread_into
 from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, transpose_rows
 
 LOAD_COLUMNS = 2048
@@ -125,9 +126,13 @@ def normalise_tiles(results, tiles, norm):
 
     The two may be the same list. norm: RowNorm, or None. With None nothing is written, so the caller passes
     `tiles` as `results`. The Scalar engine computes the statistics of tile m while the Vector engine scales
-    tile m - 1.
+    tile m - 1. For a RowNorm without a weight the Vector engine does both.
     """
     if norm is None:
+        return
+    if norm.weight is None:
+        for m in range(len(tiles)):  # m: row tile
+            standardise(results[m], tiles[m], norm.eps)
         return
     statistics = []
     for m in range(len(tiles) + 1):  # m: row tile
@@ -145,15 +150,23 @@ def choose_vector_share():
     return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
 
 
-def transpose_tiles(transposed, tiles, first_row):
+def transpose_tiles(transposed, tiles, first_row, norm=None, image_row=0):
     """Transpose SBUF row tiles [row, K] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
     The first row of the first tile becomes row `first_row` of `transposed`, and all others follow in order.
+
+    Args:
+        norm: BlockNorm whose weight and bias are applied on the way, or None.
+        image_row: index of the first row among the rows of all images, which the norm tells apart.
     """
     row = first_row
     for tile in tiles:
-        transpose_rows(transposed, row, tile, choose_vector_share())
-        row += tile.shape[0]
+        end = row + tile.shape[0]
+        if norm is None:
+            transpose_rows(transposed, row, tile, choose_vector_share())
+        else:
+            spread_into(transposed[:, :, row:end], tile, False, norm, image_row + row - first_row)
+        row = end
 
 
 def allocate_transposed(columns, rows, dtype):

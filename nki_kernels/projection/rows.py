@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.blocks import weight_block_by_block, weight_blocks
+from nki_kernels.norms.blocks import find_single_images, weight_block_by_block, weight_blocks
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
@@ -27,21 +27,21 @@ SCALAR_SHARE = 2
 """The Scalar engine copies one of so many PSUM banks of transposes to SBUF, the Vector engine the others."""
 
 
-def spread(rows, runs, norm=None):
+def spread(rows, runs, norm=None, first_row=0):
     """Return the transpose of an SBUF tile [rows, H] as a new SBUF tile [partition, block, row] of the same dtype.
 
     The Tensor engine transposes. runs: with True element h of a row goes to partition h // C, block h % C,
     where C = ceil(H / 128); with False to partition h % 128, block h // 128. norm: BlockNorm whose weight and
-    bias are applied to the transpose, or None.
+    bias are applied to the transpose, or None. first_row: index of the first row among the rows of all images.
     """
     count, depth = rows.shape
     shape = (count_block_partitions(depth, 0, runs), blocks(depth), count)
     result = nl.ndarray(shape, dtype=rows.dtype, buffer=nl.sbuf)
-    spread_into(result, rows, runs, norm)
+    spread_into(result, rows, runs, norm, first_row)
     return result
 
 
-def spread_into(result, rows, runs, norm=None, shared=False):
+def spread_into(result, rows, runs, norm=None, first_row=0, shared=False):
     """Write the transpose of an SBUF tile [rows, H] to `result` in SBUF, [partition, block, row].
 
     The Tensor engine transposes into PSUM; one instruction copies all transposes that fit in a bank to SBUF.
@@ -53,12 +53,14 @@ def spread_into(result, rows, runs, norm=None, shared=False):
         runs: with True element h of a row goes to partition h // C, block h % C, where C = ceil(H / 128);
             with False to partition h % 128, block h // 128.
         norm: BlockNorm whose weight and bias are applied on the way, or None.
+        first_row: index of the first row among the rows of all images, which the norm tells apart.
         shared: without a norm, whether the Scalar engine copies its share of the banks; else the Vector
             engine copies all.
     """
     count, depth = rows.shape
     number = blocks(depth)
     per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // count_slot_columns(count, rows.dtype)
+    single_images = find_single_images(norm, first_row, count)
     first = banks = 0
     while first < number:
         used = count_block_partitions(depth, first, runs)
@@ -76,12 +78,12 @@ def spread_into(result, rows, runs, norm=None, shared=False):
             nisa.nc_transpose(dst=bank[:, block - first, :], data=piece)
         target = result[0:used, first:end, :]
         # The Scalar engine takes half of a LayerNorm's banks, because the Vector engine alone would hold up products.
-        if norm is not None and norm.bias is not None and count == PARTITIONS and banks % SCALAR_SHARE == 0:
-            weight_block_by_block(target, bank, norm, first)
+        if single_images is not None and banks % SCALAR_SHARE == 0:
+            weight_block_by_block(target, bank, norm, first, single_images)
         elif shared and banks % SCALAR_SHARE == 0:
             nisa.activation(dst=target, op=nl.copy, data=bank)
         else:
-            weight_blocks(target, bank, norm, first)
+            weight_blocks(target, bank, norm, first, first_row)
         banks += 1
         first = end
 

@@ -40,7 +40,8 @@ class OutputChunk(nl.NKIObject):
     residual: the same rows and columns @ HBM, or None. residual_tile: the residual in SBUF, [row in tile, row
     tile, column]; None if there is none, or until it is loaded. bias: [row, column] in SBUF, or None.
     row_scales: for each row tile a float32 column [row, 1] in SBUF that multiplies its rows, or None.
-    column_scales: float32 [row, column] in SBUF that multiplies the product, equal rows, or None.
+    column_scales: float32 [row, column] in SBUF that multiplies the product, equal rows, or None. gates: GateTile of
+    each row tile, which replaces column_scales and bias, or None.
     partial: this rank's rounded product in SBUF, [row in tile, row tile, column]; None before the product and
     once its sum is started. total: the sum of partial over the ranks in SBUF, in the same layout. One rank
     alone leaves partial and total None.
@@ -55,6 +56,7 @@ class OutputChunk(nl.NKIObject):
     column_scales: nl.NkiTensor | None
     partial: nl.NkiTensor | None = None
     total: nl.NkiTensor | None = None
+    gates: list | None = None
 
     def load_residual(self, ranks):
         """Load `residual` from HBM into a new SBUF tile `residual_tile`, in y's dtype.
@@ -89,13 +91,19 @@ class OutputChunk(nl.NKIObject):
             rows, columns = bank.shape
             start = accumulators[i].first_column
             row_scale = None if self.row_scales is None else self.row_scales[m]
-            column_scales = self.select_column_scales(rows, start, columns)
+            column_scales = self.select_column_scales(m, rows, start, columns)
             dst = self.partial[0:rows, m, start : start + columns]
             copy_bank(dst, bank, i, VECTOR_SHARE, row_scale, column_scales)
 
-    def select_column_scales(self, rows, start, columns):
-        """Return a view [rows, columns] of `column_scales` from column `start` of the chunk on; None without scales."""
-        return None if self.column_scales is None else self.column_scales[0:rows, start : start + columns]
+    def select_column_scales(self, m, rows, start, columns):
+        """Return the factors of row tile m: a view [rows, columns] from column `start` of the chunk on, or None."""
+        scales = self.column_scales if self.gates is None else self.gates[m].factors
+        return None if scales is None else scales[0:rows, start : start + columns]
+
+    def select_bias(self, m, rows, start, columns):
+        """Return what is added to row tile m: a view [rows, columns] from column `start` of the chunk on, or None."""
+        bias = self.bias if self.gates is None else self.gates[m].bias
+        return None if bias is None else bias[0:rows, start : start + columns]
 
     def start_sum(self, replica_group, ranks):
         """Issue the collectives that sum `partial` over the ranks into `total`, both in SBUF; set `partial` to None.
@@ -201,13 +209,15 @@ def store_sum(chunk):
     With scales of rows and columns the Vector engine reads out all accumulators, so GpSimd adds.
     """
     height, tiles, _ = chunk.total.shape
-    is_scaled = chunk.row_scales is not None and chunk.column_scales is not None
+    is_scaled = chunk.column_scales is not None or chunk.gates is not None
+    is_scaled = is_scaled and chunk.row_scales is not None
     engine = nisa.engine.gpsimd if is_scaled else nisa.engine.vector
     for m in range(tiles):  # m: row tile
         rows = min(height, chunk.y.shape[0] - m * height)
         total = chunk.total[0:rows, m, :]
-        if chunk.bias is not None:
-            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.bias[0:rows, :], op=nl.add, engine=engine)
+        bias = chunk.select_bias(m, rows, 0, chunk.y.shape[1])
+        if bias is not None:
+            nisa.tensor_tensor(dst=total, data1=total, data2=bias, op=nl.add, engine=engine)
         if chunk.residual_tile is not None:
             residual = chunk.residual_tile[0:rows, m, :]
             nisa.tensor_tensor(dst=total, data1=total, data2=residual, op=nl.add, engine=engine)

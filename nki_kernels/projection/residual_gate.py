@@ -1,0 +1,106 @@
+"""The gate of a residual: factors of what is added to it, one row for all rows of an image, see `image_rows`.
+
+    y = residual + gate * (product + bias)
+
+A gate is linear, so it multiplies the product of each rank before the sum over ranks, where an engine reads the product
+out of PSUM. The bias is multiplied by itself, and added once, as without a gate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.image_rows import check_image_rows, list_image_runs, load_image_rows
+
+MOST_KEPT_COLUMNS = 4096
+"""Widest gate of an image that stays in SBUF for all row tiles of the image."""
+
+
+@dataclass
+class GateTile(nl.NKIObject):
+    """Factors of some columns of a row tile, and what is added after the sum over ranks.
+
+    image: index of the image of all rows. first_column: the first column. factors: [row, column] in SBUF, the gate
+    times the scales of the weight's columns, if there are any. bias: [row, column] in SBUF, gate * bias, or None.
+    """
+
+    image: int
+    first_column: int
+    factors: nl.NkiTensor
+    bias: nl.NkiTensor | None
+
+
+@dataclass
+class ResidualGate(nl.NKIObject):
+    """The gate of a residual for the rows and columns that a core computes.
+
+    rows: [N, column] @ HBM, a row for each image. image_rows: rows of an image. first_row: index of the core's first
+    row among the rows of all images. kept: GateTiles that stay in SBUF, all of one image.
+    """
+
+    rows: nl.NkiTensor
+    image_rows: int
+    first_row: int
+    kept: list
+
+    def select(self, first_row, rows, columns, scales, bias):
+        """Return the GateTile of a row tile and of columns (first, end); load it unless it is kept.
+
+        Args:
+            first_row: the row tile's first row, counted from the core's first row.
+            rows: rows of the tile.
+            columns: (first, end).
+            scales: float32 [row, column] in SBUF, those of the weight's columns, equal on all rows, or None.
+            bias: [row, column] in SBUF, equal on all rows, or None.
+        """
+        row, first, end = self.first_row + first_row, columns[0], columns[1]
+        runs = list_image_runs(row, rows, self.image_rows)
+        is_single = len(runs) == 1 and runs[0][3] == 1
+        for tile in self.kept:
+            if is_single and tile.image == runs[0][2] and tile.first_column == first:
+                return tile
+        gate = load_image_rows(self.rows[:, first:end], row, rows, self.image_rows)
+        factors, added = gate, None
+        if scales is not None:
+            factors = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=factors, data1=scales[0:rows, :], data2=gate, op=nl.multiply)
+        if bias is not None:
+            # Of rows that are cut over ranks, the bias is added to one rank's.
+            height = min(rows, bias.shape[0])
+            added = nl.ndarray((height, gate.shape[1]), dtype=bias.dtype, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=added, data1=bias[0:height, :], data2=gate[0:height, :], op=nl.multiply)
+        tile = GateTile(runs[0][2], first, factors, added)
+        if is_single and self.rows.shape[1] <= MOST_KEPT_COLUMNS:
+            if len(self.kept) > 0 and self.kept[0].image != tile.image:
+                self.kept = []
+            self.kept.append(tile)
+        return tile
+
+
+def create_residual_gate(rows, tokens, core_rows, core_columns):
+    """Return the ResidualGate of `rows` [N, H] @ HBM for a core; None for None.
+
+    tokens: rows of all images. core_rows, core_columns: ranges (first, end) of the rows and columns of the core.
+    """
+    if rows is None:
+        return None
+    return ResidualGate(rows[:, core_columns[0] : core_columns[1]], tokens // rows.shape[0], core_rows[0], [])
+
+
+def check_residual_gate(rows, tokens, hidden, residual, sequence_ranks):
+    """Raise AssertionError if a gate `rows` does not fit [tokens, hidden], or comes without a residual.
+
+    Also if it has rows of several images while rows are cut over ranks. None is no gate. residual: whether there is a
+    residual.
+    """
+    if rows is None:
+        return
+    check_image_rows("residual_gate", rows, tokens, hidden)
+    assert residual, "residual_gate is given without a residual; it multiplies what is added to the residual"
+    assert rows.shape[0] == 1 or sequence_ranks == 1, (
+        f"residual_gate has a row for each of {rows.shape[0]} images, and rows are cut over {sequence_ranks} ranks; "
+        "sequence_ranks takes one row"
+    )
