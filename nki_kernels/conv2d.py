@@ -1,18 +1,21 @@
-"""conv2d: images convolved with a window per pair of channels, plus a bias, through an activation.
+"""conv2d: images convolved with a window per pair of channels, plus a bias, through an activation, plus other images.
 
     y[n, o, i, j] = activation(sum over c, u, v of x[n, c, i * s + u - p, j * t + v - q] * w[u, v, c, o] + bias[o])
+                    + added[n, o, i, j]
 
 Dimensions:
     N   images of H rows and W columns; C channels of x, O of y; U, V rows and columns of the window;
-    s, t strides and p, q paddings of rows and columns; H' = (H + 2 p - U) // s + 1, W' likewise.
+    s, t strides, p, q paddings before and p', q' after rows and columns; H' = (H + p + p' - U) // s + 1, W' likewise.
 
 Arguments:
     x          [N, C, H, W] @ HBM, float32 or bfloat16; elements beyond the image count as zeros
     w          [U, V, C, O] @ HBM, float32 or bfloat16; read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None
     stride     compile-time pair of ints from 1 on
-    padding    compile-time pair of ints, less than U and V
+    padding    compile-time pair of ints, less than U and V: p, q
     activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    padding_end compile-time pair of ints likewise: p', q'; None for p, q
+    added      [N, O, H', W'] @ HBM, x's dtype, or None: the residual of a block
     returns y  [N, O, H', W'] @ HBM, x's dtype
 
 Layout
@@ -30,7 +33,8 @@ Tiling
                 for 4 PSUM tiles of up to 512 pixels, or several small images, for each group of columns of the array
                     for blocks of C and packs of taps: one nc_matmul for each tile and group
     Bias and activation are one instruction, as a tile leaves PSUM. Without an activation the Vector engine takes every
-    second tile. Short rows of images go by way of a tile, so that whole images are loaded.
+    second tile, and all with `added`, which is loaded while the Tensor engine sums the products. Short rows of images
+    go by way of a tile, so that whole images are loaded.
     Two cores of a logical core take half of O each.
 
 Limits:
@@ -38,9 +42,10 @@ Limits:
     32 KiB of a partition.
 
 Cost
-    HBM: w and y once; x once for each tap of a pack and each part of O, what windows of two stripes share once more.
-    Tensor engine: a matmul of 512 columns for each of N H' W' / 512 tiles, packs of taps, and O / 128 blocks; up to
-    eight of few channels or few outputs at a time. Rounding to x's dtype: y, and weights of another dtype.
+    HBM: w, y and `added` once; x once for each tap of a pack and each part of O, what windows of two stripes share
+    once more. Tensor engine: a matmul of 512 columns for each of N H' W' / 512 tiles, packs of taps, and O / 128
+    blocks; up to eight of few channels or few outputs at a time. Rounding to x's dtype: y, and weights of another
+    dtype.
     Predicted on trn2 in bfloat16, in the slower of program order and scheduled, as shares of the floor: 8 images of 3 x
     224 x 224 in patches of 16 51 %, of 14 61 %; 3 x 3 of 3 channels to 64 89 %, of 64 63 %, of 128 70 %, of 256 74 %;
     1 x 1 of 256 to 64 96 %. Seven rows of 3 channels with stride 2 (ResNet's first) reach 58 % of 43 us: rows of the
@@ -65,8 +70,8 @@ cores = (1, 2)
 
 
 @nki.jit
-def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
-    """Convolve images x with windows w, add the bias, and apply the activation.
+def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None, padding_end=None, added=None):
+    """Convolve images x with windows w, add the bias, apply the activation, and add `added` if it is given.
 
     Returns y [N, O, H', W'] in x's dtype, in shared HBM. The module docstring describes the arguments and
     limits; AssertionError if the arguments violate them.
@@ -79,8 +84,12 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
         f"w has {inputs} input channels for x of {channels}: give w [U, V, C, O] for x [N, C, H, W]"
     )
     expect_row(bias, outputs, "bias")
-    check_windows("conv2d", (height, width), (rows, columns), stride, padding)
-    windows = Windows(images, (height, width), (rows, columns), stride, padding)
+    check_windows("conv2d", (height, width), (rows, columns), stride, padding, padding_end)
+    windows = Windows(images, (height, width), (rows, columns), stride, padding, padding_end)
+    if added is not None:
+        shape = (images, outputs, windows.rows, windows.columns)
+        assert added.shape == shape, f"added is {list(shape)} like y, not {added.shape}"
+        assert added.dtype == x.dtype, f"added has x's dtype, {x.dtype}, not {added.dtype}"
     function = nl.copy if activation is None else activation_function(activation)
     # Pixels as one dim: stores of different rows of results then touch boxes that are apart.
     pixels = nl.ndarray(
@@ -90,7 +99,8 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
     first, end = find_core_range(outputs, PARTITIONS, nl.program_id(0))
     taps = w.flatten_dims(0, 1)[:, :, first:end]
     bias_columns = bias[:, first:end] if bias is not None else None
-    convolve(y[:, first:end, :, :], x, taps, bias_columns, windows, function)
+    summands = added[:, first:end, :, :] if added is not None else None
+    convolve(y[:, first:end, :, :], x, taps, bias_columns, windows, function, summands)
     return y
 
 
@@ -101,12 +111,14 @@ def conv2d_reference(
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int] = (0, 0),
     activation: str | None = None,
+    padding_end: tuple[int, int] | None = None,
+    added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute y with NumPy: one float32 product of all windows of x as rows with w, rounded to x's dtype."""
-    padded = np.pad(widened(x), ((0, 0), (0, 0), *((size, size) for size in padding)))
+    """Compute y with NumPy: one float32 product of all windows of x as rows with w, rounded to x's dtype at the end."""
+    padded = np.pad(widened(x), ((0, 0), (0, 0), *zip(padding, padding_end or padding)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(2, 3))
     windows = windows[:, :, :: stride[0], :: stride[1]].transpose(0, 2, 3, 4, 5, 1)
     sums = windows.reshape(*windows.shape[:3], -1) @ widened(w).reshape(-1, w.shape[3])
     sums = sums + widened_or_zero(bias)
     active = sums if activation is None else activation_reference(sums, activation)
-    return active.transpose(0, 3, 1, 2).astype(x.dtype)
+    return (active.transpose(0, 3, 1, 2) + widened_or_zero(added)).astype(x.dtype)

@@ -15,7 +15,7 @@ from typing import Any
 from model.config import Config, Fields
 from model.families import dense
 from model.families.names import LLAMA
-from model.families.tasks import DENOISER, SPEECH, TEXT, Task
+from model.families.tasks import AUTOENCODER, DENOISER, SPEECH, TEXT, Task
 from model.formats import read_cache_scheme, read_format, read_method
 from model.network import Network
 
@@ -82,6 +82,7 @@ FAMILIES: dict[str, Family] = {
         "model.families.pixart", "read_pixart", "PixArtTransformer2DModel", DENOISER
     ),
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
+    "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
 }
 
 

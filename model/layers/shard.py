@@ -225,15 +225,15 @@ class Row(Cut):
 
 
 class Taps(Cut):
-    """Cut of a convolution [out, in, taps] that keeps it as [taps, in, out] on every rank."""
+    """Cut of a convolution [out, in, taps] or [out, in, rows, columns] that keeps it whole as [..., in, out]."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return (taps, in, out) for a weight of shape (out, in, taps)."""
-        return tensor_shape[::-1]
+        """Return (taps, in, out) for a weight of shape (out, in, taps), (rows, columns, in, out) for one of images."""
+        return (*tensor_shape[2:], tensor_shape[1], tensor_shape[0])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a contiguous copy of the weight [out, in, taps] as [taps, in, out]."""
-        return np.ascontiguousarray(np.asarray(tensor).transpose(2, 1, 0))
+        """Return a contiguous copy of the weight with its axes in the order of `shape`."""
+        return np.ascontiguousarray(np.asarray(tensor).transpose(*range(2, tensor.ndim), 1, 0))
 
 
 class Transposed(MatrixCut):

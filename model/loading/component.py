@@ -55,6 +55,14 @@ class LoadedComponent:
         """Return the component with a config for another size of inputs and the same weights."""
         return replace(self, config=config)
 
+    def reopen(self, config: ComponentConfig) -> LoadedComponent:
+        """Return the component with a config that reads other tensors of the same files, such as another half.
+
+        Raises:
+            ModelError: A tensor is missing or has the wrong shape or dtype.
+        """
+        return replace(self, config=config, checkpoint=open_checkpoint(self.folder, config))
+
     @property
     def network(self) -> Network:
         """Network of the component for the size in its config."""

@@ -61,23 +61,23 @@ class OutputBox(nl.NKIObject):
         return self.outputs[1] - self.outputs[0]
 
     def view(self, bank):
-        """View the sums of the box in a PSUM tile of `allocate_sums`: [output, image, row, column]."""
+        """View the results of the box in a tile of `allocate_boxes`: [output, image, row, column]."""
         (images, rows, columns), first = measure_box(self.box), self.position[1]
         return bank[first : first + self.count_outputs(), 0:images, 0:rows, 0:columns]
 
 
-def allocate_sums(output_boxes):
-    """Allocate a float32 PSUM tile [output, image, row, column] for the sums of boxes, which lie in groups of columns.
+def allocate_boxes(output_boxes, dtype, buffer):
+    """Allocate a tile [output, image, row, column] for the results of boxes, which lie in groups of columns.
 
     The outputs of each box begin on the partition of its column of the array; the other dims are those of the largest
-    box.
+    box. `buffer` is `nl.psum` for the sums of matmuls.
     """
     end, most = 0, (0, 0, 0)
     for output_box in output_boxes:
         sizes = measure_box(output_box.box)
         most = (max(most[0], sizes[0]), max(most[1], sizes[1]), max(most[2], sizes[2]))
         end = max(end, output_box.position[1] + output_box.count_outputs())
-    return nl.ndarray((end,) + most, dtype=nl.float32, buffer=nl.psum)
+    return nl.ndarray((end,) + most, dtype=dtype, buffer=buffer)
 
 
 def split_reads(output_boxes, bank):

@@ -12,7 +12,7 @@ import nki.language as nl
 
 from nki_kernels.convolution.cells import (
     OutputBox,
-    allocate_sums,
+    allocate_boxes,
     count_groups,
     find_shortest_side,
     split_reads,
@@ -58,37 +58,45 @@ def lay_out_pack(x, w, windows, shortest):
     return pack
 
 
-def convolve(y, x, w, bias, windows, function):
-    """Store function(convolution + bias) of images x [N, C, H, W] to y [N, O, H', W'], all in HBM.
+def convolve(y, x, w, bias, windows, function, added=None):
+    """Store function(convolution + bias) + added of images x [N, C, H, W] to y [N, O, H', W'], all in HBM.
 
     Args:
         w: weights [taps, C, O], with the taps of a window row by row.
         bias: [1, O] or None.
         function: activation such as `nl.gelu`; `nl.copy` for none.
+        added: [N, O, H', W'] or None.
     """
     outputs = w.shape[2]
     pack = lay_out_pack(x, w, windows, find_shortest_side())
     tile, stripes, most_boxes = plan_stripes(windows, pack, outputs, x.dtype)
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
+    summands = added.permute((1, 0, 2, 3)) if added is not None else None
     for left, right in ranges(0, outputs, count_resident_outputs(pack, w, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
         weights = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
-        added = load_bias_columns(bias, left, right, pack, most_boxes)
+        bias_columns = load_bias_columns(bias, left, right, pack, most_boxes)
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
                 ahead = loads[number + 1]
                 following = load_packed(x, windows, stripes[ahead[0] : ahead[1]], pack)
             for first, end in ranges(0, right - left):
-                bias_column = added[first // PARTITIONS] if bias is not None else None
+                bias_column = bias_columns[first // PARTITIONS] if bias is not None else None
                 banks = plan_banks(stripe_group, tile, pack, (first, end))
                 size = (pack.side, pack.find_width(end - first))
                 for group, last in ranges(0, len(banks), ACCUMULATOR_BANKS):
+                    residuals = []
+                    for i in range(group, last if added is not None else group):
+                        residuals.append(load_boxes(summands[left:right], banks[i]))
                     sums = sum_taps(banks[group:last], regions, windows, weights, pack, size)
                     for i in range(last - group):
-                        results = across[left:right]
-                        store_activated(results, banks[group + i], sums[i], function, bias_column, i % 2 == 1)
+                        results, output_boxes = across[left:right], banks[group + i]
+                        if added is not None:
+                            store_sum(results, output_boxes, sums[i], function, bias_column, residuals[i])
+                        else:
+                            store_activated(results, output_boxes, sums[i], function, bias_column, i % 2 == 1)
 
 
 def plan_stripes(windows, pack, outputs, dtype):
@@ -178,7 +186,7 @@ def sum_taps(banks, regions, windows, weights, pack, size):
     """
     tiles = []
     for output_boxes in banks:
-        tiles.append(allocate_sums(output_boxes))
+        tiles.append(allocate_boxes(output_boxes, nl.float32, nl.psum))
     begun = False
     for block in range(len(regions)):
         for row in range(pack.steps[0]):
@@ -229,13 +237,59 @@ def store_activated(results, output_boxes, bank, function, bias, by_vector):
             nisa.tensor_copy(dst=result, src=sums, engine=nisa.engine.vector)
         else:
             nisa.tensor_scalar(dst=result, data=sums, op0=nl.add, operand0=column)
-        for output_box in together:
-            target = select_box(results[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
-            start = output_box.position[1] - first
-            for image in range(target.shape[1]):
-                nisa.dma_copy(
-                    dst=target[:, image], src=result[start : start + output_box.count_outputs(), image]
-                )
+        store_boxes(results, together, result, first)
+
+
+def store_sum(results, output_boxes, bank, function, bias, residuals):
+    """Store function(sums + bias) + residuals of the boxes of a PSUM tile to `results` [output, image, row, column].
+
+    The sum is rounded once. Without an activation the Vector engine adds both summands in one instruction.
+
+    Args:
+        results: y @ HBM.
+        output_boxes: the boxes in `bank`.
+        bank: the sums of products.
+        function: activation; `nl.copy` for none.
+        bias: a float32 column with the partitions of the tile, or None.
+        residuals: a tile of `load_boxes`.
+    """
+    reads, summands = split_reads(output_boxes, bank), split_reads(output_boxes, residuals)
+    for index in range(len(reads)):
+        sums, first, together = reads[index]
+        residual = summands[index][0]
+        column = bias[first : first + sums.shape[0]] if bias is not None else None
+        result = nl.ndarray(sums.shape, dtype=results.dtype, buffer=nl.sbuf)
+        if function == nl.copy and bias is not None:
+            nisa.scalar_tensor_tensor(
+                dst=result, data=sums, op0=nl.add, operand0=column, op1=nl.add, operand1=residual
+            )
+        elif function == nl.copy:
+            nisa.tensor_tensor(dst=result, data1=sums, data2=residual, op=nl.add)
+        else:
+            active = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.activation(dst=active, op=function, data=sums, bias=column)
+            nisa.tensor_tensor(dst=result, data1=active, data2=residual, op=nl.add)
+        store_boxes(results, together, result, first)
+
+
+def load_boxes(images, output_boxes):
+    """Load what lies in boxes of images [output, image, row, column] @ HBM into a new tile of `allocate_boxes`."""
+    tile = allocate_boxes(output_boxes, images.dtype, nl.sbuf)
+    for output_box in output_boxes:
+        source = select_box(images[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
+        target = output_box.view(tile)
+        for image in range(source.shape[1]):
+            nisa.dma_copy(dst=target[:, image], src=source[:, image])
+    return tile
+
+
+def store_boxes(results, output_boxes, tile, first):
+    """Store boxes of `tile`, whose first partition is number `first` of a tile of `allocate_boxes`, to `results`."""
+    for output_box in output_boxes:
+        target = select_box(results[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
+        start = output_box.position[1] - first
+        for image in range(target.shape[1]):
+            nisa.dma_copy(dst=target[:, image], src=tile[start : start + output_box.count_outputs(), image])
 
 
 def convolve_rows(y, x, w, bias, added, windows, function):

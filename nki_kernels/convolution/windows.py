@@ -27,18 +27,20 @@ LOADS = 4
 class Windows(nl.NKIObject):
     """Windows over images of one size: `image`, `window`, `stride` and `padding` are (rows, columns).
 
-    `rows` and `columns` count the windows of an image. In a region in SBUF, `reach` elements (rows, columns) belong to
-    one window, and the next window begins `step` further; both are `window` and `stride` until `lay_out`.
+    `padding` is that before the image, and after it too unless `padding_end` says otherwise. `rows` and `columns` count
+    the windows of an image. In a region in SBUF, `reach` elements (rows, columns) belong to one window, and the next
+    window begins `step` further; both are `window` and `stride` until `lay_out`.
     """
 
-    def __init__(self, images, image, window, stride, padding):
+    def __init__(self, images, image, window, stride, padding, padding_end=None):
         self.images = images
         self.image = image
         self.window = window
         self.stride = stride
         self.padding = padding
-        self.rows = count_windows(image[0], window[0], stride[0], padding[0])
-        self.columns = count_windows(image[1], window[1], stride[1], padding[1])
+        end = padding if padding_end is None else padding_end
+        self.rows = count_windows(image[0] + padding[0] + end[0], window[0], stride[0])
+        self.columns = count_windows(image[1] + padding[1] + end[1], window[1], stride[1])
         # Of a region in SBUF: elements that windows read, and how far apart windows are. A pack of taps changes both.
         self.reach, self.step = window, stride
 
@@ -48,26 +50,28 @@ class Windows(nl.NKIObject):
         self.reach = (pack.count_region_rows(self, 1), pack.count_region_columns(self, 1))
 
 
-def count_windows(size, window, stride, padding):
-    """Return how many windows fit along one dim of `size` elements with `padding` more on both sides."""
-    return (size + 2 * padding - window) // stride + 1
+def count_windows(padded, window, stride):
+    """Return how many windows fit along one dim of `padded` elements, the padding on both sides included."""
+    return (padded - window) // stride + 1
 
 
-def check_windows(kernel, image, window, stride, padding):
+def check_windows(kernel, image, window, stride, padding, padding_end=None):
     """Raise AssertionError if the sizes (rows, columns) of windows are invalid; `kernel` is the name for the message.
 
     They are invalid if a stride or window is below 1, padding is negative or not less than the window, or a window does
     not fit into the padded image.
     """
     for axis in range(2):
-        assert window[axis] >= 1 and stride[axis] >= 1 and padding[axis] >= 0, (
-            f"{kernel} takes windows and strides from 1 and padding from 0 on, not window {window}, "
-            f"stride {stride} and padding {padding}"
-        )
-        assert padding[axis] < window[axis], (
-            f"padding of {kernel} is {padding[axis]}; pass less than the window, which is {window[axis]}"
-        )
-        padded = image[axis] + 2 * padding[axis]
+        padded = image[axis]
+        for amounts in (padding, padding if padding_end is None else padding_end):
+            assert window[axis] >= 1 and stride[axis] >= 1 and amounts[axis] >= 0, (
+                f"{kernel} takes windows and strides from 1 and padding from 0 on, not window {window}, "
+                f"stride {stride} and padding {amounts}"
+            )
+            assert amounts[axis] < window[axis], (
+                f"padding of {kernel} is {amounts[axis]}; pass less than the window, which is {window[axis]}"
+            )
+            padded += amounts[axis]
         assert padded >= window[axis], (
             f"a window of {window[axis]} does not fit into {padded} padded elements; use a smaller window "
             "or more padding"

@@ -251,7 +251,40 @@ class TestConv2d(KernelTests):
             dict(shape=(1, 33, 241, 40), outputs=65, window=(2, 2), stride=(1, 1), padding=(0, 0)),
             padded((20, 5, 7, 7), 6),
             padded((2, 5, 60, 90), 6),
+            # padding after the image alone, as where halves of images follow one another, and more or less of it
+            *together(
+                "stride padding padding_end",
+                ((2, 2), (0, 0), (1, 1)),
+                ((2, 3), (2, 0), (0, 2)),
+                ((1, 1), (2, 2), (1, 0)),
+                shape=[(2, channels, *sizes) for channels in (6, 130) for sizes in ((8, 12), (9, 11))],
+                outputs=9,
+                window=(3, 3),
+            ),
         ],
+        refusals=[
+            refuse(
+                "padding of conv2d is 3; pass less than the window, which is 3",
+                padded((1, 6, 5, 5), 8, padding_end=(2, 2)),
+                padding_end=(3, 2),
+            ),
+            refuse(
+                "a window of 3 does not fit into 2 padded elements",
+                padded((1, 6, 2, 2), 8, padding=(0, 0), padding_end=(1, 1)),
+                padding_end=(0, 1),
+            ),
+            refuse(
+                "added is [1, 8, 5, 5] like y, not (1, 8, 5, 6)",
+                padded((1, 6, 5, 5), 8, added=normal(4, 1, 8, 5, 5)),
+                added=normal(4, 1, 8, 5, 6),
+            ),
+            refuse(
+                "added has x's dtype",
+                padded((1, 6, 5, 5), 8, added=normal(4, 1, 8, 5, 5)),
+                added=normal(4, 1, 8, 5, 5, dtype=BF16),
+            ),
+        ],
+        two_cores=[padded((1, 8, 5, 6), 256, added=normal(4, 1, 256, 5, 6))],
         undefined=[
             Undefined(
                 dict(x=elements),
@@ -302,6 +335,31 @@ def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
     quarters, halves = starts(64), starts(65)
     assert len(quarters) == 9 * 4 and len(set(quarters)) == 4
     assert len(halves) == 9 * 4 and len(set(halves)) == 2
+
+
+class TestAddedImages(KernelTests):
+    """Sums of one bank, of several beside one another and of a last one, with and without bias and activation."""
+
+    case = KernelCase(
+        kernels.conv2d,
+        images,
+        every_chip=[
+            padded(
+                (3, channels, *sizes),
+                outputs,
+                added=normal(4, 3, outputs, *sizes, dtype=dtype),
+                dtype=dtype,
+                **more,
+            )
+            for channels, outputs, sizes, dtype, more in (
+                (10, 31, (22, 40), F32, {}),
+                (64, 64, (13, 9), BF16, {}),
+                (130, 129, (5, 7), BF16, dict(activation="silu")),
+                (40, 127, (22, 25), F32, dict(activation="relu", bias=without_bias)),
+                (6, 128, (1, 1), F32, dict(bias=without_bias)),
+            )
+        ],
+    )
 
 
 def test_an_infinity_beside_a_window_does_not_reach_it() -> None:

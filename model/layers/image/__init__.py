@@ -1,0 +1,1 @@
+"""Layers of networks over images: convolutions, group norms, and blocks of them."""

@@ -1,0 +1,180 @@
+"""AutoencoderKL: both halves against diffusers, by the reference and by kernels, and what folders are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.config.autoencoder import AutoencoderConfig, Half
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import compose
+from model.families.tasks import AUTOENCODER, DENOISER
+from model.loading.component import LoadedComponent, read_component
+from model.mesh import Mesh
+from model.runners.component import KernelComponent, ReferenceComponent, make_step
+from tests.model.autoencoder_oracles import (
+    CONFIGS,
+    LATENT,
+    STORED,
+    compute_oracles,
+    draw_images,
+    draw_latents,
+    write_folder,
+)
+
+ORACLES = np.load(STORED)
+CASES = [pytest.param(case, half, id=f"{case}-{half.value}") for case in ["plain"] for half in Half]
+
+
+def list_shapes(case: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of diffusers' tensors by name."""
+    rows = (row.split(" ", 1) for row in ORACLES[f"{case} names"])
+    return {name: tuple(map(int, re.findall(r"\d+", shape))) for name, shape in rows}
+
+
+def open_half(folder: Path, half: Half, dtype: str = "float32") -> LoadedComponent:
+    """Return one half of a folder, for latents of LATENT."""
+    model = LoadedComponent.open(folder, AUTOENCODER, dtype)
+    assert isinstance(model.config, AutoencoderConfig)
+    return model.reopen(model.config.with_half(half).with_size(*LATENT))
+
+
+def check(case: str, half: Half, dtype: str, result: np.ndarray) -> None:
+    """Compare with the float64 result of diffusers, by the errors that diffusers has in the same dtype.
+
+    In float32 the largest error may be four times as large: sums are taken in other orders, and the errors of two
+    orders differ as random numbers do. In bfloat16 the mean over thousands of elements may be a quarter larger.
+    """
+    key = f"{case} {half.value}"
+    errors = np.abs(result - ORACLES[key])
+    largest, mean = ORACLES[f"{key} errors"]
+    if dtype == "float32":
+        assert errors.max() <= 4 * largest
+    else:
+        assert errors.mean() <= 1.25 * mean
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("case", "half"), CASES)
+def test_the_reference_computes_what_diffusers_does(
+    case: str, half: Half, dtype: str, tmp_path: Path
+) -> None:
+    model = open_half(write_folder(tmp_path, case, list_shapes(case)), half, dtype)
+    check(case, half, dtype, ReferenceComponent(model).run(draw_inputs(case, half))["x"])
+
+
+@pytest.mark.parametrize(("dtype", "ranks"), [("float32", 2), ("bfloat16", 1)])
+@pytest.mark.parametrize(("case", "half"), CASES)
+def test_kernels_compute_what_diffusers_does(
+    case: str, half: Half, dtype: str, ranks: int, tmp_path: Path
+) -> None:
+    model = open_half(write_folder(tmp_path, case, list_shapes(case)), half, dtype)
+    kernels = KernelComponent(model, SimulatedDevice("trn2", ranks), batch=2)
+    check(case, half, dtype, kernels.run(draw_inputs(case, half))["x"])
+
+
+def draw_inputs(case: str, half: Half) -> dict[str, np.ndarray]:
+    """Return a batch of two inputs of a half."""
+    return {"latents": draw_latents(case)} if half is Half.decoder else {"images": draw_images(case)}
+
+
+@pytest.mark.deep
+def test_stored_results_are_those_of_diffusers() -> None:
+    pytest.importorskip("diffusers")
+    oracles = compute_oracles()
+    assert oracles.keys() == set(ORACLES)
+    for name, oracle in oracles.items():
+        if name.endswith(" errors"):  # depends on the order of sums of the processor
+            continue
+        if oracle.dtype.kind == "f":
+            np.testing.assert_allclose(ORACLES[name], oracle, rtol=1e-6, atol=1e-6)
+        else:
+            assert np.array_equal(ORACLES[name], oracle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(down_block_types=["AttnDownEncoderBlock2D"] * 3), "down_block_types: 'AttnDownEncoderBlock2D'"),
+        (
+            dict(up_block_types=["UpBlock2D"] * 3),
+            "up_block_types: 'UpBlock2D' is not computed; UpDecoderBlock2D",
+        ),
+        (dict(up_block_types=["UpDecoderBlock2D"] * 2), "up_block_types: .* is not a list of 3"),
+        (dict(block_out_channels=[]), "block_out_channels: .* is not a list of 1 to 8 whole numbers"),
+        (
+            dict(block_out_channels=[16, 32, True]),
+            "block_out_channels: .* is not a list of 1 to 8 whole numbers",
+        ),
+        (dict(act_fn="mish"), "act_fn: 'mish' is not computed"),
+        (dict(latents_mean=[0.0] * 4), "latents_mean: scaling of latents by channel is not computed"),
+        (dict(latents_std=[1.0] * 4), "latents_std: scaling of latents by channel is not computed"),
+        (dict(norm_num_groups=5), "norm_num_groups: 5 groups do not divide a block's 16 channels"),
+        (dict(sample_size=3), "sample_size: 3 is less than a pixel of a latent, which has 4"),
+        (dict(scaling_factor=0), "scaling_factor: 0 is not a positive number"),
+        (dict(shift_factor="1"), "shift_factor: '1' is not a finite number"),
+        (dict(force_upcast=1), "force_upcast: 1 is neither true nor false"),
+        (dict(mid_block_add_attention=True), "mid_block_add_attention: attention of the middle block"),
+        (dict(patch_size=2), "patch_size: the field is not known"),
+    ],
+)
+def test_refuses_what_no_layer_computes(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, "plain", list_shapes("plain"))
+    assert read_component(tmp_path, AUTOENCODER).refusals == ()
+    write_folder(tmp_path, "plain", {}, **changes)
+    with pytest.raises(ModelError, match=message):
+        read_component(tmp_path, AUTOENCODER)
+
+
+def test_refuses_an_autoencoder_as_another_component(tmp_path: Path) -> None:
+    write_folder(tmp_path, "plain", list_shapes("plain"))
+    with pytest.raises(ModelError, match="_class_name: 'AutoencoderKL' is not known"):
+        read_component(tmp_path, DENOISER)
+
+
+def test_absent_fields_have_the_values_of_diffusers(tmp_path: Path) -> None:
+    kept = ("_class_name", "mid_block_add_attention")
+    changes = {name: ... for name in CONFIGS["plain"] if name not in kept}
+    write_folder(tmp_path, "plain", {}, **changes | {"block_out_channels": [64]})
+    config = read_component(tmp_path, AUTOENCODER)
+    assert isinstance(config, AutoencoderConfig)
+    assert (config.latent_channels, config.latent_rows, config.spatial_scale, config.rows) == (4, 32, 1, 1024)
+    assert (config.scaling_factor, config.shift_factor, config.layers_per_block) == (0.18215, 0.0, 1)
+    assert config.use_quant_conv and config.use_post_quant_conv and config.force_upcast
+
+
+def test_a_config_has_the_size_of_its_latents(tmp_path: Path) -> None:
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.decoder)
+    config = model.config
+    assert isinstance(config, AutoencoderConfig)
+    assert (config.rows, config.sample_size, config.refusal(3)) == (35, 16, None)
+    with pytest.raises(ModelError, match="a latent has 0 rows and 1 columns"):
+        config.with_size(0, 1)
+    assert config.with_size(1, 1).rows == 1
+
+
+def test_a_sum_with_the_residual_is_no_launch_of_its_own(tmp_path: Path) -> None:
+    """A residual block has two norms and two convolutions, and one more convolution where channels change."""
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.decoder)
+    (shard,) = model.load_shards(Mesh(1))
+    step = make_step(model.config, shard.dtype, shard.dtypes)
+    kernels = [[launch.kernel for launch in layer.launches(step)] for layer in compose(model.config).layers]
+    block = ["group_norm", "conv2d"] * 2
+    assert kernels.count(block) == 2 + 2 * 3 - 1
+    assert kernels.count([*block[:3], "conv2d", "conv2d"]) == 1
+    assert kernels.count(["upsample_conv2d"]) == 2
+    assert sum(map(len, kernels)) == 2 + 4 * 7 + 5 + 2 + 2
+
+
+@pytest.mark.parametrize("missing", ["decoder.conv_in.bias", "decoder.mid_block.resnets.1.conv2.weight"])
+def test_refuses_a_missing_tensor_of_its_half(missing: str, tmp_path: Path) -> None:
+    shapes = list_shapes("plain")
+    del shapes[missing]
+    folder = write_folder(tmp_path, "plain", shapes)
+    with pytest.raises(ModelError, match="is missing; a AutoencoderKL has it"):
+        LoadedComponent.open(folder, AUTOENCODER)
