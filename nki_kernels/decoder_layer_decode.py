@@ -138,7 +138,7 @@ def decoder_layer_decode(
         False,
     )
     mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
-    check_arguments(x, mlp_weights, mlp_norm)
+    check_arguments(x, mlp_weights, mlp_norm, x.shape[1])
     weights = wrap_weights(
         Norm(norm_weight, None, 0.0, eps),
         (w_qkv, w_qkv_scales, w_qkv_zeros),

@@ -12,7 +12,8 @@ Dimensions:
 Arguments:
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; with N > 1 this rank's rows, [T/N, H]
     w_up             [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
-    w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
+    w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype. [F, O] with another number
+                     of outputs if residual is False and rows are not quantised
     w_gate           [H, F] @ HBM, float32 or bfloat16, as w_up; or None
     norm_weight      [1, H] @ HBM, float32 or bfloat16, or None; norm_bias the same
     eps, norm_offset compile-time floats
@@ -49,7 +50,7 @@ Arguments:
                      of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales, or int8 with
                      scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`. Rows
                      become MXFP8 beside weights in an MX format, which take no others, see `mx_feed_forward`
-    returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
+    returns y        [T, H] @ HBM, or [T, O], x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
     The norm has rows on the partitions. The gate and up product has H on the partitions; its weights are stationary and
@@ -212,7 +213,7 @@ def mlp(
     quantises_rows=False,
     residual_gate=None,
 ):
-    """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
+    """Return y [T, H] @ HBM in x's dtype: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
 
     n is norm(x): LayerNorm with a norm_bias, RMSNorm without one, x itself without a norm_weight. Without
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
@@ -238,7 +239,8 @@ def mlp(
         quantises_rows,
     )
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
-    check_arguments(x, weights, norm)
+    outputs = x.shape[1] if residual or quantises_rows else w_down.shape[1]
+    check_arguments(x, weights, norm, outputs)
     check_row_gate(x, row_gate, b_down)
     input_scales = [w_gate_input_scale, w_up_input_scale, w_down_input_scale]
     check_input_scales([w_gate, w_up, w_down], input_scales, quantises_rows)
@@ -253,7 +255,7 @@ def mlp(
         f"norm_weight has a row for each of {norm.count_images()} images; quantises_rows and sequence_ranks take one "
         "row"
     )
-    y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    y = nl.ndarray((x.shape[0], outputs), dtype=x.dtype, buffer=nl.shared_hbm)
     if quantises_rows and not is_e4m3(w_up.dtype):
         assert residual_gate is None, (
             "residual_gate is given with rows that become integers or MXFP8; leave out quantises_rows or residual_gate"
@@ -265,7 +267,7 @@ def mlp(
         else:
             run_mx_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum)
         return y
-    core = assign_core_share(tokens, hidden, weights, ranks)
+    core = assign_core_share(tokens, outputs, weights, ranks)
     first_row, end_row = core.rows
     first_column, end_column = core.columns
     x = x[first_row:end_row, :]

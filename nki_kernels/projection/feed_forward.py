@@ -232,13 +232,13 @@ def find_inner_range(weights, core):
     return find_core_range(inner, unit, core)
 
 
-def assign_core_share(tokens, hidden, weights, ranks):
+def assign_core_share(tokens, outputs, weights, ranks):
     """Return the CoreShare of this core: which rows and columns of an MLP it computes.
 
     All of them on one core. Two cores take half of the rows each; up to 128 rows, they take half of the
     columns of the intermediate and of y each, and exchange their intermediates.
 
-    tokens: number of rows, those of all ranks together. hidden: columns of x. weights: Weights. ranks: over how
+    tokens: number of rows, those of all ranks together. outputs: columns of y. weights: Weights. ranks: over how
     many ranks the rows are cut.
     """
     exchanges = divides_columns(tokens)
@@ -248,7 +248,7 @@ def assign_core_share(tokens, hidden, weights, ranks):
     return CoreShare(
         find_core_rows(tokens // ranks, ranks),
         inner_columns,
-        find_core_columns(tokens, hidden, BANK, has_block_scales(weights.list_matrices())),
+        find_core_columns(tokens, outputs, BANK, has_block_scales(weights.list_matrices())),
         exchanges,
         find_inner_range(weights, 0)[1] if exchanges else 0,
     )

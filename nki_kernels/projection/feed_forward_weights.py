@@ -76,10 +76,10 @@ def wrap_mlp_weights(sizes, elements, scales, zeros, block_scales, biases, nibbl
     return weights
 
 
-def check_arguments(x, weights, norm):
-    """Raise AssertionError if shapes of x, weights, biases and norm do not fit together, or if H or F is too large.
+def check_arguments(x, weights, norm, outputs):
+    """Raise AssertionError if shapes of x, weights, biases and norm do not fit together, or if a size is too large.
 
-    Also if b_gate comes without w_gate. weights: Weights. norm: Norm.
+    Also if b_gate comes without w_gate. weights: Weights. norm: Norm. outputs: columns of y.
     """
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
@@ -96,6 +96,9 @@ def check_arguments(x, weights, norm):
     expect_hidden(
         "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
     )
+    assert outputs <= MAX_ROW_BYTES // 4 or outputs == hidden, (
+        f"mlp takes at most {MAX_ROW_BYTES // 4} outputs, not {outputs}"
+    )
     assert inner <= MAX_CONTRACTION, (
         f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
     )
@@ -105,13 +108,13 @@ def check_arguments(x, weights, norm):
         )
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
     assert w_up.shape[0] == hidden_rows, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
-    assert w_down.shape == (inner_rows, hidden), f"w_down is [{inner_rows}, {hidden}], not {w_down.shape}"
+    assert w_down.shape == (inner_rows, outputs), f"w_down is [{inner_rows}, {outputs}], not {w_down.shape}"
     assert w_gate is not None or weights.b_gate is None, (
         "b_gate is given without w_gate; a plain block takes b_up alone"
     )
     expect_row(weights.b_gate, inner, "b_gate")
     expect_row(weights.b_up, inner, "b_up")
-    expect_row(weights.b_down, hidden, "b_down")
+    expect_row(weights.b_down, outputs, "b_down")
 
 
 def count_stored_rows(weight, depth):

@@ -44,6 +44,7 @@ def block(
     norm_bias: bool = False,
     row_gate: bool = False,
     activation: str = "silu",
+    outputs: int = 0,
 ) -> tuple[Any, ...]:
     weight_dtype = weights or dtype
 
@@ -59,12 +60,12 @@ def block(
         norm_weight=row(2, hidden, norm_weight),
         w_gate=weight(3, hidden, inner) if w_gate else None,
         w_up=weight(4, hidden, inner),
-        w_down=weight(5, inner, hidden),
+        w_down=weight(5, inner, outputs or hidden),
         eps=1e-5,
         activation=activation,
         b_gate=row(6, inner, biases and w_gate),
         b_up=row(7, inner, biases),
-        b_down=row(8, hidden, biases),
+        b_down=row(8, outputs or hidden, biases),
         norm_bias=row(9, hidden, norm_bias),
         row_gate=normal(10, hidden, 1, dtype=dtype) if row_gate else None,
     )
@@ -116,6 +117,14 @@ class TestMlp(KernelTests):
             dict(tokens=520, inner=530),
             *vary(tokens=[2, 128, 572], inner=[32, 64, 160, 192, 320], biases=True),
             dict(tokens=1153, hidden=40, inner=1100, dtype=BF16),
+            *vary(
+                tokens=[3, 130],
+                outputs=[1, 40, *ODD_SIZES, 600],
+                residual=False,
+                w_gate=False,
+                biases=True,
+                dtype=[*DTYPES],
+            ),
             *together(
                 "norm_weight residual",
                 *((False, True), (True, False), (False, False)),
@@ -153,6 +162,7 @@ class TestMlp(KernelTests):
             refuse("w_gate has 23 rows for a hidden size of 24", w_gate=lambda w: w[1:]),
             refuse("w_gate is (24, 40), w_up is (23, 40)", w_up=lambda w: w[1:]),
             refuse("w_down is [40, 24], not (39, 24)", w_down=lambda w: w[1:]),
+            refuse("w_down is [40, 24], not (40, 30)", dict(outputs=30, residual=False), residual=True),
             refuse("activation is silu, gelu, gelu_tanh or relu, not swish", activation="swish"),
             refuse("b_gate is given without w_gate", dict(w_gate=False), b_gate=normal(1, 1, 40)),
             refuse("b_down is [1, 24], not (1, 40)", dict(biases=True), b_down=normal(1, 1, 40)),
@@ -161,6 +171,7 @@ class TestMlp(KernelTests):
         ],
         limits=[
             limit("hidden", 8192, "mlp takes a hidden size of at most 8192, not 8193", dry=True),
+            limit("outputs", 8192, "mlp takes at most 8192 outputs, not 8193", dry=True, residual=False),
             limit("inner", 16384, "mlp takes an intermediate size of at most 16384, not 16385", dry=True),
             limit(
                 "hidden", 16384, "mlp takes a hidden size of at most 16384, not 16385", dry=True, dtype=BF16
@@ -206,6 +217,7 @@ class TestMlp(KernelTests):
                 Ranks(2, WEIGHTS, dict(tokens=tokens, hidden=136, inner=144, row_gate=True))
                 for tokens in (3, 300)
             ),
+            Ranks(2, WEIGHTS, dict(tokens=5, inner=80, outputs=40, residual=False)),
             # What is the same on every rank is added once.
             Ranks(
                 2,
