@@ -17,7 +17,7 @@ Arguments:
     starts       [B, 1] @ HBM, int32: the position of its first token here; where it is 0 the state counts as zeros
     counts       [B, 1] @ HBM, int32: its tokens, up to n; the others are padding, which changes no state
     first        compile-time int
-    activation   "silu", "gelu", "gelu_tanh", "relu", or None
+    activation   "silu", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", or None
     returns y    [T, C] @ HBM, x's dtype; and the state
 
 Layout

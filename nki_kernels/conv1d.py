@@ -12,7 +12,7 @@ Arguments:
     bias       [1, O] @ HBM, float32 or bfloat16, or None; with as_rows read in x's dtype
     stride     compile-time int from 1 on
     padding    compile-time int, less than U
-    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
     as_rows    compile-time bool: y as rows of hidden states, as attention and MLP take them
     added      [T, O] @ HBM, float32 or bfloat16, or None: added to each sequence behind the activation; as_rows only
     returns y  [N, O, T] @ HBM, x's dtype; as_rows [N * T, O]

@@ -13,7 +13,7 @@ Arguments:
     bias       [1, O] @ HBM, float32 or bfloat16, or None
     stride     compile-time pair of ints from 1 on
     padding    compile-time pair of ints, less than U and V: p, q
-    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
     padding_end compile-time pair of ints likewise: p', q'; None for p, q
     added      [N, O, H', W'] @ HBM, x's dtype, or None: the residual of a block
     returns y  [N, O, H', W'] @ HBM, x's dtype

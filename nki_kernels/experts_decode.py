@@ -16,8 +16,8 @@ Arguments:
     w_down        [E, F, H] @ HBM, float32 or bfloat16: this rank's rows; read in n's dtype
     residual      [T, H] @ HBM, n's dtype, the same on every rank; or None: nothing is added
     replica_group nki.collectives.ReplicaGroup, or None for one rank
-    activation    "silu", "gelu", "gelu_tanh", "relu", or "swigluoai": with g = min(gate, 7) and u the other product
-                  between -7 and 7 it is g * sigmoid(1.702 * g) * (u + 1)
+    activation    "silu", "gelu", "gelu_tanh", "gelu_sigmoid", "relu", or "swigluoai": with g = min(gate, 7)
+                  and u the other product between -7 and 7 it is g * sigmoid(1.702 * g) * (u + 1)
     b_gate, b_up  [E, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down        [E, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     absent        compile-time bool: choices of E are experts of other ranks (see `experts_dispatch`), of weight 0

@@ -12,7 +12,7 @@ Arguments:
     weight     [1, C] @ HBM, float32 or bfloat16; bias the same
     groups     compile-time int, G
     eps        compile-time float
-    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
     returns y  the shape of x @ HBM, x's dtype
 
 Layout

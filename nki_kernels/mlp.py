@@ -18,7 +18,7 @@ Arguments:
     norm_weight      [1, H] @ HBM, float32 or bfloat16, or None; norm_bias the same
     eps, norm_offset compile-time floats
     replica_group    nki.collectives.ReplicaGroup, or None for one rank
-    activation       "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
+    activation       "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid" or "relu"
     b_gate, b_up     [1, F] @ HBM, float32 or bfloat16: this rank's columns, or None
     b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     residual         compile-time bool: whether x is added
@@ -368,17 +368,21 @@ def mlp(
 
 
 def activation_function(name):
-    """Return the function of the Scalar engine (an nl function) for "silu", "gelu" (by erf), "gelu_tanh" or "relu".
+    """Return the function of the Scalar engine (an nl function) for the name of an activation.
+
+    Names are "silu", "gelu" (by erf), "gelu_tanh", "gelu_sigmoid" (x * sigmoid(1.702 x)) and "relu".
 
     Raises AssertionError for other names.
     """
-    assert name in ("silu", "gelu", "gelu_tanh", "relu"), (
-        f"activation is silu, gelu, gelu_tanh or relu, not {name}"
+    assert name in ("silu", "gelu", "gelu_tanh", "gelu_sigmoid", "relu"), (
+        f"activation is silu, gelu, gelu_tanh, gelu_sigmoid or relu, not {name}"
     )
     if name == "silu":
         return nl.silu
     if name == "relu":
         return nl.relu
+    if name == "gelu_sigmoid":
+        return nl.gelu_apprx_sigmoid
     return nl.gelu if name == "gelu" else nl.gelu_apprx_tanh
 
 
@@ -511,9 +515,11 @@ def product_reference(
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:
-    """Return the activation of each element: silu, gelu by the error function, gelu_tanh, or relu for other names."""
+    """Return the activation of each element for a name of `activation_function`."""
     if name == "silu":
         return values / (1 + np.exp(-values))
+    if name == "gelu_sigmoid":
+        return values / (1 + np.exp(-1.702 * values))
     if name == "gelu":
         return values / 2 * (1 + erf_reference(values / np.sqrt(2.0).astype(values.dtype)))
     if name == "gelu_tanh":

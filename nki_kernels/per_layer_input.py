@@ -11,7 +11,7 @@ Arguments:
     inputs     [T, W] @ HBM, x's dtype: the inputs of all layers side by side
     w_output   [P, H] @ HBM, float32 or bfloat16; read in x's dtype
     first      compile-time int: the first of this layer's columns of inputs
-    activation "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid" or "relu"
     returns y  [T, H] @ HBM, x's dtype
 
 Layout

@@ -2,6 +2,8 @@
 
     y[t, h] = (x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]) * scale
 
+With a norm_bias it is a LayerNorm: the mean of each row is subtracted first, and norm_bias[h] added after the weight.
+
 Dimensions:
     T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads).
 
@@ -15,6 +17,7 @@ Arguments:
     row_elements   compile-time int: elements of a row whose squares all ranks of the group sum up; H without a group.
                    An element that several ranks hold counts once for each; zeros that pad a rank's part do not count.
     scale          [1, 1] @ HBM, float32 or bfloat16: multiplies the sum with the residual, or None
+    norm_bias      [1, H] @ HBM, float32 or bfloat16, or None; without a residual and a replica_group
     returns y      [T, H] @ HBM, x's dtype
 
 Layout
@@ -44,7 +47,14 @@ import numpy as np
 
 from nki_kernels.norms.hidden_spans import list_spans, load_normalised, load_span, view_span
 from nki_kernels.norms.norm import Norm, compute_inverse_root
-from nki_kernels.norms.row_tiles import RowStatistics, allocate_row_scratch, load_norm, normalise, sum_rows
+from nki_kernels.norms.row_tiles import (
+    RowStatistics,
+    allocate_row_scratch,
+    compute_row_statistics,
+    load_norm,
+    normalise,
+    sum_rows,
+)
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims, load, ranges
 
@@ -58,15 +68,25 @@ FEW_ROWS = 16
 
 @nki.jit
 def rmsnorm(
-    x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None
+    x,
+    weight,
+    eps,
+    residual=None,
+    norm_offset=0.0,
+    replica_group=None,
+    row_elements=None,
+    scale=None,
+    norm_bias=None,
 ):
     """Return y [T, H] @ HBM in x's dtype: (x / rms(x) * (weight + norm_offset) + residual) * scale, row by row.
 
     rms is sqrt(mean of squares + eps). A residual or scale that is None is left out. With a replica_group,
-    each rank has H of the row_elements elements of a row, and rms is over all of them.
+    each rank has H of the row_elements elements of a row, and rms is over all of them. With a norm_bias, the
+    mean of each row is subtracted from x first, and the bias is added last.
 
     Raises AssertionError if shapes or dtypes do not fit together, H is above 8192, or scale comes without a
-    residual. Also if row_elements is missing with a replica_group, or differs from H without one.
+    residual. Also if row_elements is missing with a replica_group, or differs from H without one, or if
+    norm_bias comes with a residual or a replica_group.
     """
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
@@ -83,7 +103,11 @@ def rmsnorm(
     if scale is not None:
         assert residual is not None, "scale is given without a residual; pass one, or scale the weight"
         assert scale.shape == (1, 1), f"scale is [1, 1], not {scale.shape}"
-    norm = Norm(weight, None, norm_offset, eps)
+    assert norm_bias is None or (residual is None and replica_group is None), (
+        "norm_bias is given with a residual or a replica_group; a LayerNorm takes whole rows alone"
+    )
+    norm = Norm(weight, norm_bias, norm_offset, eps)
+    norm.check(hidden)
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if tokens <= FEW_ROWS and replica_group is None:
         normalise_few_rows(y, x, norm, residual, scale)
@@ -102,15 +126,13 @@ def rmsnorm(
         tile, residual_tile = ahead
         if number + 1 < len(starts):
             ahead = load_operands(x, residual, starts[number + 1])
-        root = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
         if sums is None:
-            sum_rows(root, nl.square, tile, None, scratch)
-            squares = root
+            statistics = compute_row_statistics(tile, row_norm)
         else:
             squares = sums[0 : last - first, number : number + 1]
-        compute_inverse_root(squares, 1.0 / counted, row_norm.eps, root)
+            statistics = RowStatistics(None, compute_inverse_root(squares, 1.0 / counted, row_norm.eps))
         nisa.dma_copy(
-            dst=y[first:last, :], src=normalise_and_add(tile, residual_tile, root, row_norm, factor)
+            dst=y[first:last, :], src=normalise_and_add(tile, residual_tile, statistics, row_norm, factor)
         )
     return y
 
@@ -159,7 +181,7 @@ def add_scaled(dst, wide, factor):
     nisa.tensor_scalar(dst=dst, data=wide, op0=nl.multiply, operand0=factor[0 : wide.shape[0], :])
 
 
-def normalise_and_add(tile, residual_tile, root, norm, factor):
+def normalise_and_add(tile, residual_tile, statistics, norm, factor):
     """Return an SBUF tile with (normalised rows + residual) * factor, rounded once.
 
     Without a residual `tile` is overwritten with its normalised rows and returned. With one, `residual_tile`
@@ -168,17 +190,17 @@ def normalise_and_add(tile, residual_tile, root, norm, factor):
     Args:
         tile: SBUF row tile [row, H].
         residual_tile: SBUF tile of the same shape and dtype, or None.
-        root: float32 [row, 1] with 1 / rms of each row.
+        statistics: RowStatistics of the rows of `tile`.
         norm: RowNorm.
         factor: float32 column that multiplies the sum with the residual, or None.
     """
     if residual_tile is None:
-        normalise(tile, tile, RowStatistics(None, root), norm)
+        normalise(tile, tile, statistics, norm)
         return tile
     wide = tile
     if tile.dtype != nl.float32:
         wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    normalise(wide, tile, RowStatistics(None, root), norm)
+    normalise(wide, tile, statistics, norm)
     add_scaled(residual_tile, wide, factor)
     return residual_tile
 
@@ -214,14 +236,17 @@ def rmsnorm_reference(
     replica_group: object = None,
     row_elements: int | None = None,
     scale: np.ndarray | None = None,
+    norm_bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return (x / rms(x) * (weight + norm_offset) + residual) * scale in x's dtype, computed in float32, rounded once.
 
-    A residual or scale that is None is left out. replica_group and row_elements are ignored: for several
-    ranks pass the whole rows.
+    A residual or scale that is None is left out. With a norm_bias it is a LayerNorm. replica_group and
+    row_elements are ignored: for several ranks pass the whole rows.
     """
     wide = widened(x)
+    if norm_bias is not None:
+        wide = wide - np.mean(wide, axis=1, keepdims=True)
     root = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
     normalised = wide * root * (widened(weight) + wide.dtype.type(norm_offset))
-    result = normalised + widened_or_zero(residual)
+    result = normalised + widened_or_zero(norm_bias) + widened_or_zero(residual)
     return (result if scale is None else result * widened(scale)).astype(x.dtype)

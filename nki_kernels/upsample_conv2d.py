@@ -12,7 +12,7 @@ Arguments:
     x          [N, C, H, W] @ HBM, float32 or bfloat16
     w          [3, 3, C, O] @ HBM, float32 or bfloat16; sums of weights are read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None
-    activation "silu", "gelu" (by the error function), "gelu_tanh", "relu" or None
+    activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
     returns y  [N, O, 2 H, 2 W] @ HBM, x's dtype
 
 Layout

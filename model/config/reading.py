@@ -26,6 +26,7 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
     "relu": "relu",
 }
 """Activations of the kernel `mlp` by their Hugging Face names."""

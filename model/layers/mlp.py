@@ -159,7 +159,7 @@ def _bind_to_partners(weight: Weight, matrices: Sequence[Weight]) -> Weight:
 
 
 def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:
-    """Return the activation silu, gelu, gelu_tanh or relu of every element of x; KeyError for another name."""
+    """Return an activation of every element of x, by its name in the kernel `mlp`; KeyError for another name."""
     # exp of a large positive number overflows to inf, and x / inf is the right result, 0.
     with np.errstate(over="ignore"):
         return _ACTIVATIONS[activation](x)
@@ -180,5 +180,6 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "gelu_sigmoid": lambda x: x / (1 + np.exp(np.float32(-1.702) * x)),
     "relu": lambda x: np.maximum(x, 0),
 }

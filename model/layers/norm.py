@@ -70,6 +70,8 @@ class Norm:
     ) -> Launch:
         """Return a launch of `rmsnorm` that writes (norm(x) + residual) * scale to an array with the shape of `x`.
 
+        A LayerNorm has no residual.
+
         Args:
             step: The step.
             x: Rows to normalise, [rows, size] or a rank's columns of them.
@@ -86,6 +88,8 @@ class Norm:
             "residual": residual,
             "norm_offset": self.offset,
         }
+        if self.bias_weight is not None:
+            arguments |= {"norm_bias": self.bias_weight.value(step)}
         if isinstance(self.cut, Divided):
             row_elements = self.cut.count_elements(self.size, step.ranks)
             arguments |= {"replica_group": Axis.tensor, "row_elements": row_elements}

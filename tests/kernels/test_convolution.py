@@ -140,7 +140,7 @@ class TestConv1d(KernelTests):
                 "padding of conv1d is 3; pass less than the window, which is 3", dict(padding=2), padding=3
             ),
             refuse("a window of 21 does not fit into 20 padded elements", dict(taps=20), taps=21),
-            refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
+            refuse("activation is silu, gelu, gelu_tanh, gelu_sigmoid or relu, not tanh", activation="tanh"),
             refuse(
                 "conv1d adds to rows alone; set as_rows",
                 dict(added=normal(4, 18, 8), as_rows=True),

@@ -104,7 +104,7 @@ REFUSALS = [
     refuse("ids has 4 rows, n has 5", ids=np.zeros((4, 2), np.int32)),
     refuse("w_gate and w_up are (6, 24, 10), not (6, 24, 11)", w_up=normal(1, 6, 24, 11)),
     refuse("w_down is [6, 10, 24], not (6, 24, 10)", w_down=normal(1, 6, 24, 10)),
-    refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
+    refuse("activation is silu, gelu, gelu_tanh, gelu_sigmoid or relu, not tanh", activation="tanh"),
     refuse("b_gate and b_up come together", b_gate=normal(1, 6, 10)),
     refuse(
         "a bias is [6, 10], not (6, 11)",

@@ -75,6 +75,7 @@ FORMS = [
     dict(w_gate=False, activation="gelu"),
     dict(activation="gelu_tanh", biases=True),
     dict(w_gate=False, activation="relu", biases=True, norm_bias=True),
+    dict(w_gate=False, activation="gelu_sigmoid", biases=True, norm_bias=True),
     dict(norm_offset=1.0),
 ]
 WEIGHTS = dict(w_gate=1, w_up=1, w_down=0)
@@ -163,7 +164,9 @@ class TestMlp(KernelTests):
             refuse("w_gate is (24, 40), w_up is (23, 40)", w_up=lambda w: w[1:]),
             refuse("w_down is [40, 24], not (39, 24)", w_down=lambda w: w[1:]),
             refuse("w_down is [40, 24], not (40, 30)", dict(outputs=30, residual=False), residual=True),
-            refuse("activation is silu, gelu, gelu_tanh or relu, not swish", activation="swish"),
+            refuse(
+                "activation is silu, gelu, gelu_tanh, gelu_sigmoid or relu, not swish", activation="swish"
+            ),
             refuse("b_gate is given without w_gate", dict(w_gate=False), b_gate=normal(1, 1, 40)),
             refuse("b_down is [1, 24], not (1, 40)", dict(biases=True), b_down=normal(1, 1, 40)),
             refuse("row_gate is [24, 1], not (1, 24)", dict(row_gate=True), row_gate=normal(1, 1, 24)),

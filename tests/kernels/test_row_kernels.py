@@ -10,7 +10,18 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import ODD_SIZES, compare, compare_all, find_faults, normal, run
-from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, exactly, limit, refuse, vary
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    exactly,
+    limit,
+    refuse,
+    together,
+    vary,
+)
 
 EPS = 1e-5
 SIZES = [1, *ODD_SIZES]
@@ -119,15 +130,17 @@ def test_embedding_of_a_row_that_no_rank_holds_is_zeros() -> None:
 
 
 def normed(
-    tokens: int = 3, width: int = 16, dtype: type = F32, weights: type | None = None, added: bool = False
+    tokens: int = 3,
+    width: int = 16,
+    dtype: type = F32,
+    weights: type | None = None,
+    added: bool = False,
+    biased: bool = False,
 ) -> list[object]:
     rows = normal(3, tokens, width, dtype=dtype) if added else None
-    return [
-        normal(1, tokens, width, dtype=dtype),
-        normal(2, 1, width, dtype=weights or dtype),
-        EPS,
-        rows,
-    ]
+    bias = normal(4, 1, width, dtype=weights or dtype) if biased else None
+    weight = normal(2, 1, width, dtype=weights or dtype)
+    return [normal(1, tokens, width, dtype=dtype), weight, EPS, rows, 0.0, None, None, None, bias]
 
 
 ONE = ReplicaGroup([[0]])
@@ -149,6 +162,14 @@ class TestRmsnorm(KernelTests):
                 for dtype in DTYPES
             ),
             *vary(replica_group=[None, ONE], row_elements=16),
+            *together(
+                "tokens width",
+                *((1, 129), (16, 172), (17, 72), (128, 127), (129, 2100)),
+                dtype=[*DTYPES],
+                biased=True,
+            ),
+            dict(biased=True, norm_offset=1.0),
+            dict(tokens=20, weights=BF16, biased=True),
             dict(x=lambda x: np.where(np.arange(3)[:, None] == 1, F32(0), x)),
         ],
         refusals=[
@@ -172,9 +193,21 @@ class TestRmsnorm(KernelTests):
                 scale=normal(3, 1, 16),
             ),
             refuse("residual is (3, 16), as x is, not (4, 16)", dict(added=True), residual=normal(3, 4, 16)),
+            *(
+                refuse(
+                    "norm_bias is given with a residual or a replica_group",
+                    settings,
+                    norm_bias=normal(4, 1, 16),
+                )
+                for settings in (dict(added=True), dict(replica_group=ONE, row_elements=16))
+            ),
+            refuse("norm_bias has to be [1, 16], not (1, 17)", dict(biased=True), norm_bias=normal(4, 1, 17)),
             refuse("weight is [1, 16] for rows of 16, not (1, 17)", weight=normal(2, 1, 17)),
         ],
-        limits=[limit("width", 8192, "rmsnorm takes rows of at most 8192, not 8193", added=True)],
+        limits=[
+            limit("width", 8192, "rmsnorm takes rows of at most 8192, not 8193", **settings)
+            for settings in (dict(added=True), dict(tokens=300, biased=True))
+        ],
     )
 
 
