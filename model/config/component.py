@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from model.config.fields import Fields
 from model.config.record import Config
 
-_UNREAD = ("_class_name", "_diffusers_version", "_name_or_path", "architectures", "transformers_version")
-"""Fields of config.json that describe the file, not the model."""
+_UNREAD = (
+    "_class_name _diffusers_version _name_or_path architectures model_type torch_dtype transformers_version "
+    "quantization_config"
+).split()
+"""Fields of config.json that describe the file, not the model, and the quantisation, which the registry reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

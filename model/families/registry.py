@@ -15,7 +15,7 @@ from typing import Any
 from model.config import Config, Fields
 from model.families import dense
 from model.families.names import LLAMA
-from model.families.tasks import AUTOENCODER, DENOISER, SPEECH, TEXT, Task
+from model.families.tasks import AUTOENCODER, DENOISER, SPEECH, TEXT, TEXT_ENCODER, Task
 from model.formats import read_cache_scheme, read_format, read_method
 from model.network import Network
 
@@ -80,6 +80,10 @@ FAMILIES: dict[str, Family] = {
     "mamba2": Family("model.families.mamba2", "read_mamba2", "Mamba2ForCausalLM"),
     "PixArtTransformer2DModel": Family(
         "model.families.pixart", "read_pixart", "PixArtTransformer2DModel", DENOISER
+    ),
+    "clip_text_model": Family("model.families.clip", "read_clip_text", "CLIPTextModel", TEXT_ENCODER),
+    "clip_text_model_with_projection": Family(
+        "model.families.clip", "read_clip_projection", "CLIPTextModelWithProjection", TEXT_ENCODER
     ),
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _LIMITS = Limits(cpu_seconds=30, memory_bytes=2**32)
 """Limits of a trial call; the largest published tokenizers take a few seconds and a few hundred megabytes."""
-_CODE = "NKW-MODEL-TOKENIZER"
+CODE = "NKW-MODEL-TOKENIZER"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -34,10 +34,30 @@ class Tokenizer:
         Raises:
             ModelError: the file is missing or damaged, or has ids of `vocab_size` or above.
         """
+        path = Path(folder) / "tokenizer.json"
+        self._load(read_text_file(path, CODE), path, vocab_size, isolated)
+
+    @classmethod
+    def from_text(cls, text: str, path: Path, vocab_size: int) -> Tokenizer:
+        """Return the tokenizer that the text of a tokenizer.json describes.
+
+        Args:
+            text: the text.
+            path: the file of which it was made, for messages.
+            vocab_size: rows of the model's embedding; ids must be below it.
+
+        Raises:
+            ModelError: the text describes no tokenizer, or has ids of `vocab_size` or above.
+        """
+        tokenizer = cls.__new__(cls)
+        tokenizer._load(text, path, vocab_size, isolated=True)
+        return tokenizer
+
+    def _load(self, text: str, path: Path, vocab_size: int, isolated: bool) -> None:
+        """Set the fields of a new tokenizer; arguments and errors of `from_text` and of the constructor."""
         self._isolated = isolated
-        self._path = Path(folder) / "tokenizer.json"
+        self._path = path
         self._vocab_size = vocab_size
-        text = read_text_file(self._path, _CODE)
         self._inner = self._try_call(lambda: tokenizers.Tokenizer.from_str(text), "is not a tokenizer")
         ids = self._inner.get_vocab(with_added_tokens=True).values()
         if not ids:
@@ -48,7 +68,7 @@ class Tokenizer:
 
     @property
     def folder(self) -> Path:
-        """Folder that contains the tokenizer.json."""
+        """Folder that contains the files of the tokenizer."""
         return self._path.parent
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
@@ -79,6 +99,11 @@ class Tokenizer:
         return self._call(
             lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
         )
+
+    def find_id(self, token: str) -> int | None:
+        """Return the id of a token of the vocabulary, added tokens included; None for an unknown one."""
+        id: int | None = self._inner.token_to_id(token)
+        return id
 
     def shown(self, id: int) -> str:
         """Return the text of a token decoded alone; if that is empty, as for special tokens, its name, or ""."""
@@ -128,7 +153,7 @@ class Tokenizer:
 
     def _error(self, problem: str) -> ModelError:
         """Return, without raising it, the error "<path of tokenizer.json> <problem>" with the code for tokenizers."""
-        return ModelError(f"{self._path} {problem}", _CODE)
+        return ModelError(f"{self._path} {problem}", CODE)
 
 
 class TokenStream:

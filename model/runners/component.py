@@ -66,8 +66,8 @@ class ReferenceComponent:
 
     def _run_one(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs of one image or text by name."""
-        first, *others = self._network.inputs
-        states: States = {name: np.asarray(inputs[name]) for name in others}
+        first, *state_names = self._network.inputs
+        states: States = {name: np.asarray(inputs[name]) for name in state_names}
         x = np.asarray(inputs[first])
         for layer in self._network.layers:
             x = layer.reference(x, self._span, states, self._numpy)
@@ -147,8 +147,8 @@ def make_step(
 def _list_input_shapes(network: Network, step: StepShape) -> dict[str, tuple[int, ...]]:
     """Return the shapes in which launches read the inputs of a network, by name."""
     launches = (launch for layer in network.layers for launch in layer.launches(step))
-    values = (value for launch in launches for value in launch.values)
-    return {value.name: value.shape for value in values if value.name in network.inputs}
+    arrays = (array for launch in launches for array in launch.values)
+    return {array.name: array.shape for array in arrays if array.name in network.inputs}
 
 
 def _split_batch(array: np.ndarray, batch: int) -> np.ndarray:

@@ -41,8 +41,8 @@ class _Dataset:
         with torch.no_grad():
             latents = torch.cat(
                 [
-                    autoencoder.encode(to_tensor(part)).latent_dist.mean
-                    for part in np.split(pictures, _PICTURES // 64)
+                    autoencoder.encode(to_tensor(chunk)).latent_dist.mean
+                    for chunk in np.split(pictures, _PICTURES // 64)
                 ]
             )
         return cls((latents - autoencoder.config.shift_factor) * autoencoder.config.scaling_factor, scenes)
