@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from model.config.blocks import Block
+from model.config.blocks import MOST_POSITIONS, Block
 from model.config.component import ComponentConfig
+from model.errors import ModelError
+
+E = TypeVar("E", bound="TextEncoderConfig")
 
 PENULTIMATE = "penultimate"
 """Output with the hidden states before the last block, [batch, rows, hidden]."""
@@ -26,6 +30,21 @@ class TextEncoderConfig(ComponentConfig):
     hidden_size: int
     block: Block
     layers: int
+
+    @property
+    def most_rows(self) -> int:
+        """Most tokens of a text."""
+        return MOST_POSITIONS
+
+    def with_rows(self: E, rows: int) -> E:
+        """Return the config of the encoder for texts padded to `rows` tokens.
+
+        Raises:
+            ModelError: The number is below 1 or above `most_rows`.
+        """
+        if not 1 <= rows <= self.most_rows:
+            raise ModelError(f"texts of {rows} tokens; this text encoder takes 1 to {self.most_rows}")
+        return replace(self, rows=rows)
 
     def refusal(self, ranks: int) -> str | None:
         """Return why `ranks` tensor-parallel ranks cannot share this encoder, and how many can; None if they can."""
@@ -47,6 +66,11 @@ class ClipTextConfig(TextEncoderConfig):
     positions: int
     eos_token_id: int
     projected: int = 0
+
+    @property
+    def most_rows(self) -> int:
+        """Most tokens of a text: the learned positions."""
+        return self.positions
 
     def pool(self, ids: np.ndarray, outputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the pooled state of each text, float32 [batch, hidden], or [batch, projected] with a projection.

@@ -21,7 +21,7 @@ from model.loading.text_tokenizer import (
 )
 from model.loading.tokenizer import CODE, Tokenizer
 
-_CLASSES = ("CLIPTokenizer", "CLIPTokenizerFast")
+CLASSES = ("CLIPTokenizer", "CLIPTokenizerFast")
 _END = "<|endoftext|>"
 _DEFAULTS = {"bos_token": "<|startoftext|>", "eos_token": _END, "unk_token": _END, "pad_token": _END}
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -51,7 +51,7 @@ def open_clip_tokenizer(folder: Path, vocab_size: int, rows: int) -> TextTokeniz
     Raises:
         ModelError: A file is missing or damaged, the tokenizer is of another class, or its ids do not fit.
     """
-    special = read_special_tokens(folder, _CLASSES, _DEFAULTS)
+    special = read_special_tokens(folder, CLASSES, _DEFAULTS)
     if os.path.lexists(folder / "tokenizer.json"):
         tokenizer = Tokenizer(folder, vocab_size)
     else:

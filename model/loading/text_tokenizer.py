@@ -1,4 +1,4 @@
-"""Tokenizers of text encoders: texts become padded rows of token ids, and masks of the tokens that are no padding."""
+"""Tokenizers of text encoders: texts become padded rows of token ids, and the numbers of tokens without padding."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ class TextTokenizer:
     padding: int
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of texts, int32 [texts, rows], and their mask of this shape: 1 for a token, 0 for padding.
+        """Return the ids of texts, int32 [texts, rows], and the numbers of their tokens, int32 [texts, 1].
 
-        The last tokens of a text that is too long are left out.
+        Special tokens count, padding does not. The last tokens of a text that is too long are left out.
 
         Raises:
             ModelError: A text has lone surrogates, or the tokenizers library fails.
         """
         ids = np.full((len(texts), self.rows), self.padding, np.int32)
-        mask = np.zeros(ids.shape, np.int32)
+        lengths = np.zeros((len(texts), 1), np.int32)
         most = self.rows - len(self.start) - len(self.end)
-        for text, row, tokens in zip(texts, ids, mask):
-            encoded = (*self.start, *self.tokenizer.encode(text, special_tokens=False)[:most], *self.end)
-            row[: len(encoded)] = encoded
-            tokens[: len(encoded)] = 1
-        return ids, mask
+        for number, text in enumerate(texts):
+            tokens = self.tokenizer.encode(text, special_tokens=False)[:most]
+            encoded = (*self.start, *tokens, *self.end)
+            ids[number, : len(encoded)] = encoded
+            lengths[number] = len(encoded)
+        return ids, lengths
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ import numpy as np
 
 from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import PixArtConfig
+from model.config.text_encoders import TextEncoderConfig
 from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import PipelineFolder
-from model.loading.text_tokenizers import TextTokenizer, open_text_tokenizer
+from model.loading.text_tokenizer import TextTokenizer
+from model.loading.text_tokenizers import open_text_tokenizer
 from model.runners.component import Arrays
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
 
@@ -55,7 +57,8 @@ class PixArtPipeline(ImagePipeline):
 
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
         """Return the encoded texts [texts, rows, size] and the numbers of their tokens [texts, 1]."""
-        ids, lengths = self.tokenizer.encode(texts)
+        ids, mask = self.tokenizer.encode(texts)
+        lengths = mask.sum(axis=1, keepdims=True, dtype=np.int32)
         inputs = {"ids": ids}
         if "text_lengths" in self.text_encoder.network.inputs:
             inputs["text_lengths"] = lengths
@@ -79,8 +82,10 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
         }
     )
     text_encoder = folder.open_component("text_encoder", TEXT_ENCODER, dtype)
-    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], text_encoder.config.rows)
+    assert isinstance(text_encoder.config, TextEncoderConfig)
+    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], text_encoder.config.most_rows)
     text_encoder = text_encoder.resize(text_encoder.config.with_rows(text_rows))
+    vocabulary = text_encoder.config.vocab_size
     denoiser = folder.open_component("transformer", DENOISER, dtype)
     config = denoiser.config
     assert isinstance(config, PixArtConfig)
@@ -89,6 +94,8 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
     autoencoder = folder.open_component("vae", AUTOENCODER, dtype)
     assert isinstance(autoencoder.config, AutoencoderConfig)
     autoencoder = autoencoder.resize(autoencoder.config.with_size(rows, columns))
-    tokenizer = open_text_tokenizer(folder.path / "tokenizer", folder.components["tokenizer"], text_rows)
+    tokenizer = open_text_tokenizer(
+        folder.path / "tokenizer", folder.components["tokenizer"], vocabulary, text_rows
+    )
     schedule = folder.read_schedule()
     return PixArtPipeline(folder.path, schedule, denoiser, autoencoder, text_encoder, tokenizer)
