@@ -81,15 +81,109 @@ def record_embedding(case: Embedding) -> np.ndarray:
     return embeddings
 
 
+GRID = (2, 3)
+"""Rows and columns of patches of the images in `LAYERS`."""
+LAYERS = ("pixart", "sd3")
+"""Denoisers whose last layer is recorded: norm, modulation, product and unpatchify."""
+
+
+def create_denoiser(name: str) -> tuple[Any, dict[str, Any]]:
+    """Return a tiny denoiser with random weights, and the arguments of a pass with two images."""
+    import diffusers
+    import torch
+
+    torch.manual_seed(7)
+    rows, columns = GRID
+    if name == "pixart":
+        model: Any = diffusers.PixArtTransformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=3,
+            out_channels=6,
+            num_layers=1,
+            cross_attention_dim=16,
+            caption_channels=5,
+            sample_size=8,
+            use_additional_conditions=False,
+        )
+        arguments = {"encoder_hidden_states": torch.randn(2, 4, 5)}
+    else:
+        model = diffusers.SD3Transformer2DModel(
+            sample_size=8,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            in_channels=3,
+            out_channels=3,
+            num_layers=1,
+            joint_attention_dim=5,
+            caption_projection_dim=16,
+            pooled_projection_dim=6,
+            pos_embed_max_size=8,
+        )
+        arguments = {
+            "encoder_hidden_states": torch.randn(2, 4, 5),
+            "pooled_projections": torch.randn(2, 6),
+        }
+    return model.eval(), {
+        "hidden_states": torch.randn(2, 3, 2 * rows, 2 * columns),
+        "timestep": torch.tensor([37.0, 801.0]),
+        **arguments,
+    }
+
+
+def record_layer(name: str) -> dict[str, np.ndarray]:
+    """Return the operands and the images of a denoiser's last layer, in float32.
+
+    x and y are its input and output. w and bias are those of its product. conditions are the embeddings of the images
+    that it is modulated by, and modulation has the parameters of their projection.
+    """
+    import torch
+
+    model, arguments = create_denoiser(name)
+    seen: dict[str, Any] = {}
+    model.norm_out.register_forward_pre_hook(lambda _, inputs: seen.update(norm=inputs))
+    if name == "pixart":
+        model.adaln_single.register_forward_hook(lambda _, __, outputs: seen.update(conditions=outputs[1]))
+    with torch.no_grad():
+        y = model(**arguments, return_dict=False)[0]
+    layer = {
+        "x": seen["norm"][0].flatten(0, 1),
+        "w": model.proj_out.weight.T,
+        "bias": model.proj_out.bias[None],
+        "y": y,
+    }
+    if name == "pixart":
+        layer |= {"conditions": seen["conditions"], "table": model.scale_shift_table}
+    else:
+        linear = model.norm_out.linear
+        layer |= {
+            "conditions": seen["norm"][1],
+            "modulation_w": linear.weight.T,
+            "modulation_bias": linear.bias[None],
+        }
+    return {key: tensor.detach().numpy().copy() for key, tensor in layer.items()}
+
+
 def record() -> dict[str, np.ndarray]:
     """Return all results by name."""
-    return {name: record_embedding(case) for name, case in EMBEDDINGS.items()}
+    recordings = {name: record_embedding(case) for name, case in EMBEDDINGS.items()}
+    for name in LAYERS:
+        recordings |= {f"{name}/{key}": array for key, array in record_layer(name).items()}
+    return recordings
 
 
 def read_recordings() -> dict[str, np.ndarray]:
     """Return the stored results by name."""
     with np.load(STORED) as file:
         return {key: file[key] for key in file.files}
+
+
+def read_layer(name: str) -> dict[str, np.ndarray]:
+    """Return the stored operands and images of a denoiser's last layer by name."""
+    prefix = f"{name}/"
+    return {
+        key.removeprefix(prefix): array for key, array in read_recordings().items() if key.startswith(prefix)
+    }
 
 
 if __name__ == "__main__":

@@ -309,6 +309,17 @@ def patch_embedding(images: int, channels: int, size: int, outputs: int, predict
     return Work(kernels.patch_embedding, arguments, reads, images * patches * outputs * 2, predicted_us)
 
 
+def patch_output(images: int, size: int, hidden: int, channels: int, predicted_us: float = 0.0) -> Work:
+    """Return the work of square images of `size` x `size` patches of 2 x 2."""
+    x, columns = narrow(images * size * size, hidden), 4 * channels
+    arguments = (
+        *(x, narrow(hidden, columns), narrow(images, hidden), narrow(images, hidden)),
+        *(1e-6, size, size, 2, narrow(1, columns)),
+    )
+    reads = dict.fromkeys(("x", "w", "norm_weight", "norm_bias", "bias"), 1)
+    return Work(kernels.patch_output, arguments, reads, len(x) * columns * 2, predicted_us)
+
+
 def timestep_embedding(images: int, hidden: int, predicted_us: float = 0.0) -> Work:
     arguments = in_order(
         kernels.timestep_embedding,
@@ -575,6 +586,8 @@ REALISTIC = (
     conv2d(8, 128, 28, 128, 34.3),
     upsample_conv2d(1, 128, 32, 128, 21.1),
     patch_embedding(1, 16, 64, 1024, 19.5),
+    patch_output(1, 64, 1152, 8, 40.5),
+    patch_output(1, 64, 3072, 16, 85.4),
     timestep_embedding(1, 3072, 56.0),
     modulation(1, 3072, 3072, 283.3),
     added_table(2, 1152, 4.5),
@@ -635,6 +648,7 @@ RAGGED = (
     *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(upsample_conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(patch_embedding(3, channels, 12, 130) for channels in (1, 16, 64)),
+    *(patch_output(3, size, 260, 16) for size in (1, 11, 12, 23)),
     *(timestep_embedding(images, 260) for images in (1, 127, 128)),
     *(modulation(images, 260, 130) for images in (1, 127, 128)),
     *(added_table(images, 130) for images in (1, 21, 22, 128)),
