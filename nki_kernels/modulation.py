@@ -19,7 +19,8 @@ Arguments:
     table          [J, H] @ HBM, float32 or bfloat16; None with w only
     chunks         compile-time int, J
     replica_group  nki.collectives.ReplicaGroup whose ranks have K of the columns of x and rows of w each, or None
-    returns        J arrays [N, H] @ HBM, x's dtype: y[:, j * H : (j + 1) * H], the same on every rank
+    returns        J arrays [N, H] @ HBM, x's dtype: y[:, j * H : (j + 1) * H], the same on every rank; y alone if
+                   J is 1
 
 Layout
     With w, K lies on the partitions, and rows of y on those of the result. Without, rows are pairs (image, chunk).
@@ -100,7 +101,7 @@ def modulation(x, w=None, bias=None, table=None, chunks=6, replica_group=None):
         add_table(outputs, x, table, columns)
     else:
         project_embeddings(outputs, x, w, (bias, table), columns, replica_group)
-    return tuple(outputs)
+    return tuple(outputs) if chunks > 1 else outputs[0]
 
 
 def check_arguments(x, w, bias, table, chunks, replica_group):
@@ -226,7 +227,7 @@ def modulation_reference(
     table: np.ndarray | None = None,
     chunks: int = 6,
     replica_group: ncc.ReplicaGroup | None = None,
-) -> tuple[np.ndarray, ...]:
+) -> tuple[np.ndarray, ...] | np.ndarray:
     """Return the chunks of silu(x) @ w + bias + table, or of x + table, in x's dtype, computed in float32.
 
     silu(x) is rounded to x's dtype, as the kernel rounds it. replica_group is ignored: for several ranks pass x and w
@@ -239,4 +240,5 @@ def modulation_reference(
     elif table is not None and x.shape[1] == table.shape[1]:
         rows = np.tile(rows, (1, chunks))
     sums = rows.reshape(len(x), chunks, -1) + widened_or_zero(table)
-    return tuple(sums[:, chunk].astype(x.dtype) for chunk in range(chunks))
+    outputs = tuple(sums[:, chunk].astype(x.dtype) for chunk in range(chunks))
+    return outputs if chunks > 1 else outputs[0]
