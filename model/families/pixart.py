@@ -27,7 +27,7 @@ _EPS = 1e-6
 """Epsilon of the last norm, which no field of config.json changes; also the default of the others."""
 _TIMESTEPS, _TEXT, _LENGTHS = "timesteps", "text", "text_lengths"
 _EMBEDDING, _ROWS, _TEXT_STATES = "timestep_embedding", "timestep_rows", "text_states"
-_PARTS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
+_CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
 _WITHOUT_EFFECT = ("dropout", "norm_num_groups", "upcast_attention", "num_embeds_ada_norm")
 _DEFAULT_TEXT_ROWS = 120
 
@@ -155,7 +155,7 @@ def _build_text_projection(config: PixArtConfig) -> TextProjection:
 def _build_block(config: PixArtConfig, number: int) -> Section:
     """Return the layers of block `number`."""
     hidden, name, tensor = config.hidden_size, f"blocks.{number}", f"transformer_blocks.{number}"
-    parts = tuple(f"{name}.{part}" for part in _PARTS)
+    chunks = tuple(f"{name}.{chunk}" for chunk in _CHUNKS)
     heads = GroupedAttention(
         config.heads,
         config.heads,
@@ -166,18 +166,19 @@ def _build_block(config: PixArtConfig, number: int) -> Section:
         output_bias=True,
         causal=False,
     )
-    of_attention, of_mlp = (
-        ModulatedNorm(hidden, config.eps, shift, scale, gate) for shift, scale, gate in (parts[:3], parts[3:])
+    attention_norm, mlp_norm = (
+        ModulatedNorm(hidden, config.eps, shift, scale, gate)
+        for shift, scale, gate in (chunks[:3], chunks[3:])
     )
     return (
-        TableModulation(f"{name}.modulation", f"{tensor}.scale_shift_table", hidden, _ROWS, parts),
+        TableModulation(f"{name}.modulation", f"{tensor}.scale_shift_table", hidden, _ROWS, chunks),
         ImageAttention(
             f"{name}.attention",
             hidden,
             heads,
             None,
             _build_projections(config, f"{tensor}.attn1"),
-            modulation=of_attention,
+            modulation=attention_norm,
         ),
         TextAttention(
             f"{name}.text_attention",
@@ -196,7 +197,7 @@ def _build_block(config: PixArtConfig, number: int) -> Section:
             _build_linear(f"{tensor}.ff.net.0.proj", 4 * hidden, hidden),
             _build_linear(f"{tensor}.ff.net.2", hidden, 4 * hidden),
             "gelu_tanh",
-            modulation=of_mlp,
+            modulation=mlp_norm,
         ),
     )
 
@@ -204,24 +205,22 @@ def _build_block(config: PixArtConfig, number: int) -> Section:
 def _build_projections(config: PixArtConfig, tensor: str) -> AttentionProjections:
     """Return the projections of the attention whose tensors' names begin with `tensor`."""
     hidden = config.hidden_size
-    query, key, value = (
-        _build_linear(f"{tensor}.to_{letter}", hidden, hidden, config.bias) for letter in "qkv"
-    )
-    return AttentionProjections((query, key, value), _build_linear(f"{tensor}.to_out.0", hidden, hidden))
+    inputs = tuple(_build_linear(f"{tensor}.to_{letter}", hidden, hidden, config.bias) for letter in "qkv")
+    return AttentionProjections(inputs, _build_linear(f"{tensor}.to_out.0", hidden, hidden))
 
 
 def _build_last(config: PixArtConfig) -> Section:
     """Return the modulation of the last norm, and the layer that makes images of rows."""
     hidden, cells = config.hidden_size, config.patch_size**2
-    parts = ("last_shift", "last_scale")
+    chunks = ("last_shift", "last_scale")
     projection = _build_linear("proj_out", cells * config.outputs, hidden)
     if config.outputs > config.channels:
         projection, _ = projection.split((config.channels, config.channels), groups=cells)
     return (
-        TableModulation("last.modulation", "scale_shift_table", hidden, _EMBEDDING, parts, is_shared=True),
+        TableModulation("last.modulation", "scale_shift_table", hidden, _EMBEDDING, chunks, is_shared=True),
         PatchOutput(
             "last",
-            ModulatedNorm(hidden, _EPS, *parts),
+            ModulatedNorm(hidden, _EPS, *chunks),
             projection,
             config.patches,
             config.patch_size,

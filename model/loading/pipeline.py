@@ -42,12 +42,12 @@ class PipelineFolder:
             raise fields.error("_class_name", f"{class_name!r:.60} is not the name of a pipeline")
         components = {}
         for name in fields.names:
-            value = fields.get(name, None)
-            if name.startswith("_") or not isinstance(value, list) or value == [None, None]:
+            entry = fields.get(name, None)
+            if name.startswith("_") or not isinstance(entry, list) or entry == [None, None]:
                 continue
-            if len(value) != 2 or not all(isinstance(part, str) for part in value):
-                raise fields.error(name, f"{value!r:.60} is not a library and a class")
-            components[name] = value[1]
+            if len(entry) != 2 or not all(isinstance(word, str) for word in entry):
+                raise fields.error(name, f"{entry!r:.60} is not a library and a class")
+            components[name] = entry[1]
         return cls(path, class_name, components)
 
     def check_components(self, needed: Mapping[str, tuple[str, ...]]) -> None:
@@ -57,9 +57,9 @@ class PipelineFolder:
             ModelError: A component is missing, has another class, or is not among the `needed` ones.
         """
         for name, classes in needed.items():
-            found = self.components.get(name)
-            if found not in classes:
-                problem = "is missing" if found is None else f"is a {found:.60}"
+            named = self.components.get(name)
+            if named not in classes:
+                problem = "is missing" if named is None else f"is a {named:.60}"
                 raise ModelError(
                     f"{self.path / INDEX}: {name} {problem}; {self.class_name} needs {' or '.join(classes)}",
                     _CODE,

@@ -18,7 +18,7 @@ from model.runners.backends import CountingBackend
 from model.runners.component import Arrays, Component
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
 
-_CODE = "NKW-IMAGE-REQUEST"
+_CODE = "NKW-MODEL-OPTION"
 MOST_SEED = 2**64 - 1
 
 

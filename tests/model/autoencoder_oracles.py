@@ -82,7 +82,7 @@ def draw_images(case: str) -> np.ndarray:
 def write_folder(folder: Path, case: str, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> Path:
     """Write config.json, with some fields changed, and drawn weights of some shapes; return the folder."""
     folder.mkdir(exist_ok=True)
-    fields = {name: value for name, value in {**CONFIGS[case], **changes}.items() if value is not ...}
+    fields = {name: entry for name, entry in {**CONFIGS[case], **changes}.items() if entry is not ...}
     (folder / "config.json").write_text(json.dumps(fields))
     weights = {name: draw(name, shape) for name, shape in shapes.items()}
     save_file(weights, folder / "diffusion_pytorch_model.safetensors")

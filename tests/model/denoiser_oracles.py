@@ -78,7 +78,7 @@ CASES = {
     ),
     "pixart without biases and text projection": Case(
         "PixArtTransformer2DModel",
-        {name: value for name, value in PIXART.items() if name != "caption_channels"}
+        {name: entry for name, entry in PIXART.items() if name != "caption_channels"}
         | {"attention_bias": False, "patch_size": 1, "sample_size": 4, "num_layers": 1},
         (4, 4),
         (7, 32),
@@ -115,7 +115,7 @@ def record(case: Case) -> np.ndarray:
             parameter.copy_(torch.from_numpy(draw_weight(name, tuple(parameter.shape))))
         inputs = {name: torch.from_numpy(array) for name, array in case.draw_inputs().items()}
         mask = torch.arange(case.text[0])[None] < inputs["text_lengths"]
-        result: torch.Tensor = module(
+        images: torch.Tensor = module(
             inputs["latents"],
             encoder_hidden_states=inputs["text"],
             encoder_attention_mask=mask.long(),
@@ -123,7 +123,7 @@ def record(case: Case) -> np.ndarray:
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
             return_dict=False,
         )[0]
-    return result.numpy()
+    return images.numpy()
 
 
 def read_recordings() -> dict[str, np.ndarray]:

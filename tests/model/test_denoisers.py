@@ -45,9 +45,9 @@ def bound_error(expected: np.ndarray, unit: float) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_reference_equals_diffusers(name: str, tmp_path: Path) -> None:
     case, expected = CASES[name], RECORDINGS[name][:, : CASES[name].fields["in_channels"]]
-    result = ReferenceComponent(open_case(case, tmp_path)).run(case.draw_inputs())["x"]
-    assert result.dtype == np.float32
-    np.testing.assert_allclose(result, expected, rtol=0, atol=bound_error(expected, UNIT))
+    images = ReferenceComponent(open_case(case, tmp_path)).run(case.draw_inputs())["x"]
+    assert images.dtype == np.float32
+    np.testing.assert_allclose(images, expected, rtol=0, atol=bound_error(expected, UNIT))
 
 
 @pytest.mark.deep
@@ -68,13 +68,13 @@ def test_kernels_equal_diffusers(name: str, dtype: str, ranks: int, tmp_path: Pa
     case, expected = CASES[name], RECORDINGS[name][:, : CASES[name].fields["in_channels"]]
     model = open_case(case, tmp_path, dtype)
     device = SimulatedDevice("trn2", ranks)
-    result = KernelComponent(model, device, len(case.timesteps)).run(case.draw_inputs())["x"]
+    images = KernelComponent(model, device, len(case.timesteps)).run(case.draw_inputs())["x"]
     unit = UNIT if dtype == "float32" else BFLOAT16_UNIT
     np.testing.assert_allclose(
-        result, expected, rtol=0, atol=bound_error(expected, unit) / (1 if ranks == 1 else 0.5)
+        images, expected, rtol=0, atol=bound_error(expected, unit) / (1 if ranks == 1 else 0.5)
     )
     reference = ReferenceComponent(model, ranks).run(case.draw_inputs())["x"]
-    np.testing.assert_allclose(result, reference, rtol=0, atol=bound_error(expected, unit) / 2)
+    np.testing.assert_allclose(images, reference, rtol=0, atol=bound_error(expected, unit) / 2)
 
 
 def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
     write_folder(tmp_path, case.config, model.network.list_tensor_shapes(), ml_dtypes.bfloat16)
     model = LoadedComponent.open(tmp_path, DENOISER).resize(model.config)
     inputs = case.draw_inputs()
-    result = KernelComponent(model, SimulatedDevice("trn2", 1), 2).run(inputs)["x"]
+    images = KernelComponent(model, SimulatedDevice("trn2", 1), 2).run(inputs)["x"]
     expected = ReferenceComponent(model).run(inputs)["x"]
-    np.testing.assert_allclose(result, expected, rtol=0, atol=bound_error(expected, UNIT))
+    np.testing.assert_allclose(images, expected, rtol=0, atol=bound_error(expected, UNIT))
 
 
 def test_images_of_a_batch_equal_the_images_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def check_pillow() -> None:
     except ImportError:
         raise ModelError(
             "images are written with Pillow, which is missing: pip install 'nki-workbench[images]'",
-            "NKW-IMAGE-PILLOW",
+            "NKW-IMAGE-EXTRA",
         ) from None
 
 
@@ -34,8 +34,8 @@ def write_png(output: OutputFile, image: np.ndarray, settings: Mapping[str, str]
     from PIL import Image, PngImagePlugin
 
     texts = PngImagePlugin.PngInfo()
-    for name, value in settings.items():
-        texts.add_itxt(name, value)
+    for name, text in settings.items():
+        texts.add_itxt(name, text)
     content = BytesIO()
     Image.fromarray(image).save(content, "PNG", pnginfo=texts)
     with output.writing() as file:
@@ -49,12 +49,14 @@ def arrange_grid(images: np.ndarray, columns: int) -> np.ndarray:
     shape = (rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, channels)
     grid = np.full(shape, 255, np.uint8)
     for index, image in enumerate(images):
-        top, left = index // columns * (height + _GAP), index % columns * (width + _GAP)
-        grid[top : top + height, left : left + width] = image
+        row, column = index // columns * (height + _GAP), index % columns * (width + _GAP)
+        grid[row : row + height, column : column + width] = image
     return grid
 
 
 def describe_settings(prompts: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
     """Return the texts of a PNG: the prompt, the settings as "name: value, …", and the program."""
-    listed = ", ".join(f"{name}: {value}" for name, value in settings.items() if value not in (None, ""))
+    listed = ", ".join(
+        f"{name}: {setting}" for name, setting in settings.items() if setting not in (None, "")
+    )
     return {"prompt": "\n".join(prompts), "settings": listed, "Software": "NKI Workbench"}

@@ -95,12 +95,12 @@ class TextAttention(Stateless):
 
     def _find_projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
         """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v", or "o" for the output."""
-        query, key, value = self.projections.inputs
+        query_projection, key_projection, value_projection = self.projections.inputs
         by_heads = by_query_heads(*self.heads.divided)
         return {
-            "q": (query, by_heads, by_heads),
-            "k": (key, by_heads, by_heads),
-            "v": (value, by_heads, by_heads),
+            "q": (query_projection, by_heads, by_heads),
+            "k": (key_projection, by_heads, by_heads),
+            "v": (value_projection, by_heads, by_heads),
             "o": (self.projections.output, replace(by_heads, axis=1), ROW),
         }[letter]
 
@@ -155,7 +155,7 @@ class TextAttention(Stateless):
             output,
         ]
 
-    def _project(self, step: StepShape, letter: str, rows: Value, result: Value, label: str) -> Launch:
+    def _project(self, step: StepShape, letter: str, rows: Value, projected: Value, label: str) -> Launch:
         """Return the launch of `qkv_projection` that multiplies rows by one of the matrices."""
         matrices = self._matrix(letter).arguments("w_qkv", step)
         return Launch(
@@ -163,10 +163,10 @@ class TextAttention(Stateless):
             {
                 "x": rows,
                 **matrices,
-                "q_size": result.shape[1],
+                "q_size": projected.shape[1],
                 "bias": create_argument(self._bias(letter), step),
             },
-            (result.name,),
+            (projected.name,),
             count_product_work(rows.shape[0], matrices["w_qkv"]),
             rows.shape[0],
             label,
@@ -174,14 +174,13 @@ class TextAttention(Stateless):
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x [patches, hidden] of one image after the layer, computed in NumPy."""
-        query, key, value = self.projections.inputs
         length = int(states[self.lengths].item())
         text = states[self.text].reshape(self.text_rows, -1)[:length]
         projected, keys, values = (
             numpy.round(numpy.multiply(rows, projection))
             .reshape(len(rows), -1, self.heads.head_dim)
             .swapaxes(0, 1)
-            for rows, projection in ((x, query), (text, key), (text, value))
+            for rows, projection in zip((x, text, text), self.projections.inputs)
         )
         mixed = attend(projected, keys, values, self.heads, span, numpy)
         head_span = by_query_heads(*self.heads.divided).span

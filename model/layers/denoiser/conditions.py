@@ -41,13 +41,13 @@ class TimestepEmbedding(Stateless):
     """Embedding of one number of each image, such as its timestep.
 
     source  name of the numbers, float32 [images, 1], an input of the step
-    result  name of the embedding, [images, outputs of the second projection]
+    output  name of the embedding, [images, outputs of the second projection]
     added   name of an array of this shape that is added; "" for none
     """
 
     name: str
     source: str
-    result: str
+    output: str
     projections: tuple[Projection, Projection]
     added: str = ""
     component: ClassVar[str] = "embedding"
@@ -81,7 +81,7 @@ class TimestepEmbedding(Stateless):
             Launch(
                 "timestep_embedding",
                 arguments,
-                (self.result,),
+                (self.output,),
                 count_product_work(images, *matrices),
                 images,
             ),
@@ -96,7 +96,7 @@ class TimestepEmbedding(Stateless):
         waves = numpy.round(compute_sinusoids(states[self.source].reshape(1, 1)))
         inner = numpy.round(apply_activation(numpy.multiply(waves, first), "silu"))
         y = numpy.multiply(inner, second)
-        states[self.result] = numpy.round(y + states[self.added] if self.added else y)
+        states[self.output] = numpy.round(y + states[self.added] if self.added else y)
         return x
 
 
@@ -110,16 +110,16 @@ def compute_sinusoids(numbers: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ConditionRows(Stateless):
-    """Rows linear(silu(source)) of each image, such as the modulation of a block; one result for each of `parts`.
+    """Rows linear(silu(source)) of each image, such as the modulation of a block; one result for each of `chunks`.
 
     source  name of an embedding, [images, inputs of the projection]
-    parts   names of the results: equal parts of the projection's outputs, [images, outputs / parts] each
+    chunks  names of the results: equal runs of the projection's outputs, [images, outputs / chunks] each
     """
 
     name: str
     source: str
     projection: Projection
-    parts: tuple[str, ...]
+    chunks: tuple[str, ...]
     component: ClassVar[str] = "norms"
 
     @property
@@ -145,17 +145,17 @@ class ConditionRows(Stateless):
                     "x": Value(self.source, (step.sequences, matrix.shape[0]), step.activations),
                     "w": matrix,
                     "bias": create_argument(self._bias, step),
-                    "chunks": len(self.parts),
+                    "chunks": len(self.chunks),
                 },
-                self.parts,
+                self.chunks,
                 count_product_work(step.sequences, matrix),
                 step.sequences,
             ),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Return x unchanged; set the parts in `states`, [1, outputs / parts] each. silu and parts are rounded."""
+        """Return x unchanged; set the results in `states`, [1, outputs / chunks] each. silu and results are rounded."""
         inner = numpy.round(apply_activation(states[self.source], "silu"))
         rows = numpy.round(numpy.multiply(inner, self.projection))
-        states |= dict(zip(self.parts, np.split(rows, len(self.parts), axis=-1)))
+        states |= dict(zip(self.chunks, np.split(rows, len(self.chunks), axis=-1)))
         return x

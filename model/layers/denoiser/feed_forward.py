@@ -42,12 +42,12 @@ class TextProjection(Stateless):
 
     block   the linear layers as a plain feed-forward block without norm; ranks divide its inner size
     source  name of the encoded text, [images * text_rows, text_size], an input of the step
-    result  name of the rows, [images * text_rows, hidden size]
+    output  name of the rows, [images * text_rows, hidden size]
     """
 
     block: FeedForward
     source: str
-    result: str
+    output: str
     text_rows: int
     component: ClassVar[str] = "embedding"
 
@@ -65,7 +65,7 @@ class TextProjection(Stateless):
             replace(
                 launch,
                 arguments={**launch.arguments, "x": source, "residual": False},
-                results=(self.result,),
+                results=(self.output,),
                 label="of the text",
             ),
         )
@@ -73,5 +73,5 @@ class TextProjection(Stateless):
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x unchanged; set the text's rows in `states`, [text_rows, hidden size], rounded."""
         text = numpy.round(states[self.source].reshape(self.text_rows, -1))
-        states[self.result] = numpy.round(self.block.multiply_normed(text, numpy))
+        states[self.output] = numpy.round(self.block.multiply_normed(text, numpy))
         return x

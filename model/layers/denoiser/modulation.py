@@ -69,22 +69,22 @@ class ModulatedNorm:
 class TableModulation(Stateless):
     """Modulation of one block as the sum of a table of the checkpoint and rows of the timestep (adaLN-single).
 
-    tensor  table [parts, size] of the checkpoint
-    source  name of the array of rows: [images, parts * size], or [images, size] for all parts
-    parts   names of the results, [images, size] each
+    tensor  table [chunks, size] of the checkpoint
+    source  name of the array of rows: [images, chunks * size], or [images, size] for all chunks
+    chunks  names of the results, [images, size] each
     """
 
     name: str
     tensor: str
     size: int
     source: str
-    parts: tuple[str, ...]
+    chunks: tuple[str, ...]
     is_shared: bool = False
     component: ClassVar[str] = "norms"
 
     @property
     def _table(self) -> Weight:
-        return Weight(f"{self.name}.table", (Tensor(self.tensor, (len(self.parts), self.size), WHOLE),))
+        return Weight(f"{self.name}.table", (Tensor(self.tensor, (len(self.chunks), self.size), WHOLE),))
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -92,24 +92,24 @@ class TableModulation(Stateless):
         return (self._table,)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch of `modulation` that writes the parts."""
-        width = self.size * (1 if self.is_shared else len(self.parts))
+        """Return the launch of `modulation` that writes the chunks."""
+        width = self.size * (1 if self.is_shared else len(self.chunks))
         rows = Value(self.source, (step.sequences, width), step.activations)
         table = self._table.value(step)
         moved = 2 * rows.nbytes + table.nbytes
         return (
             Launch(
                 "modulation",
-                {"x": rows, "table": table, "chunks": len(self.parts)},
-                self.parts,
+                {"x": rows, "table": table, "chunks": len(self.chunks)},
+                self.chunks,
                 LeastWork(0.0, float(moved)),
                 step.sequences,
             ),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Return x unchanged; set the parts in `states`, [1, size] each, rounded."""
+        """Return x unchanged; set the chunks in `states`, [1, size] each, rounded."""
         rows = states[self.source].reshape(1, -1, self.size)
-        parts = numpy.round(rows + numpy.load_tensor(self.tensor))
-        states |= {name: parts[:, index] for index, name in enumerate(self.parts)}
+        sums = numpy.round(rows + numpy.load_tensor(self.tensor))
+        states |= {name: sums[:, index] for index, name in enumerate(self.chunks)}
         return x

@@ -117,7 +117,7 @@ class PatchInput(Stateless):
             "added": table,
         }
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        moved = sum(value.nbytes for value in (latents, matrix, table, x))
+        moved = sum(array.nbytes for array in (latents, matrix, table, x))
         operations = 2.0 * step.tokens * prod(matrix.shape)
         return (
             Launch("patch_embedding", arguments, ("x",), LeastWork(operations, float(moved)), step.tokens),

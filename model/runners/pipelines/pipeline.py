@@ -96,7 +96,8 @@ class ImagePipeline(ABC):
         if (rows, columns) not in self.sizes:
             listed = ", ".join(f"{width}x{height}" for height, width in self.sizes)
             raise ModelError(
-                f"{columns}x{rows} pixels is no size of this model; its sizes are {listed}", "NKW-IMAGE-SIZE"
+                f"{columns}x{rows} pixels is no size of this model; its sizes are {listed}",
+                "NKW-MODEL-OPTION",
             )
         return self.resize(
             rows // self.autoencoder_config.spatial_scale, columns // self.autoencoder_config.spatial_scale

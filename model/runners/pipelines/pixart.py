@@ -82,10 +82,11 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
         }
     )
     text_encoder = folder.open_component("text_encoder", TEXT_ENCODER, dtype)
-    assert isinstance(text_encoder.config, TextEncoderConfig)
-    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], text_encoder.config.most_rows)
-    text_encoder = text_encoder.resize(text_encoder.config.with_rows(text_rows))
-    vocabulary = text_encoder.config.vocab_size
+    encoder_config = text_encoder.config
+    assert isinstance(encoder_config, TextEncoderConfig)
+    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], encoder_config.most_rows)
+    text_encoder = text_encoder.resize(encoder_config.with_rows(text_rows))
+    vocabulary = encoder_config.vocab_size
     denoiser = folder.open_component("transformer", DENOISER, dtype)
     config = denoiser.config
     assert isinstance(config, PixArtConfig)
