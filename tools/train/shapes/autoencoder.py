@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from diffusers import AutoencoderKL
 
 from tools.shapes.captions import Caption
 from tools.shapes.checker import check_picture
@@ -45,8 +46,19 @@ def train_autoencoder(folder: Path, state: Path, core_minutes: float, batch: int
     training.run(compute_loss, report, every=120)
     training.use_average()
     _, mean, deviation = judge_reconstructions(autoencoder, test_pictures, test_scenes)
-    autoencoder.register_to_config(scaling_factor=1 / deviation, shift_factor=mean)
+    autoencoder.register_to_config(scaling_factor=1 / deviation)
+    centre_latents(autoencoder, mean)
     autoencoder.to(torch.bfloat16).save_pretrained(folder / "vae")
+
+
+@torch.no_grad()
+def centre_latents(autoencoder: AutoencoderKL, mean: float) -> None:
+    """Subtract `mean` from the latents of the autoencoder, which makes the same images of them.
+
+    Biases of the convolutions at both ends of the latents change, since PixArt's pipeline knows no shift of latents.
+    """
+    autoencoder.quant_conv.bias[: autoencoder.config.latent_channels] -= mean
+    autoencoder.post_quant_conv.bias += autoencoder.post_quant_conv.weight.sum(dim=(1, 2, 3)) * mean
 
 
 @torch.no_grad()

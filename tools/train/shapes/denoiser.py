@@ -45,7 +45,7 @@ class _Dataset:
                     for chunk in np.split(pictures, _PICTURES // 64)
                 ]
             )
-        return cls((latents - autoencoder.config.shift_factor) * autoencoder.config.scaling_factor, scenes)
+        return cls(latents * autoencoder.config.scaling_factor, scenes)
 
     def draw_batch(self, rng: np.random.Generator, batch: int) -> tuple[torch.Tensor, list[str]]:
         """Return latents of random pictures, and a caption of each, some of them empty."""
@@ -131,8 +131,7 @@ def generate(
         without, conditioned = flows.chunk(2)
         x = x + (following - t) * (without + guidance * (conditioned - without))
     module.train()
-    latents = x / autoencoder.config.scaling_factor + autoencoder.config.shift_factor
-    return to_pictures(autoencoder.decode(latents).sample)
+    return to_pictures(autoencoder.decode(x / autoencoder.config.scaling_factor).sample)
 
 
 def judge_captions(
