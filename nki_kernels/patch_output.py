@@ -4,7 +4,7 @@
     z[n, t, h] = (x[n, t, h] - mean) / sqrt(var + eps) * (norm_weight[n, h] + norm_offset) + norm_bias[n, h]
 
 where token t is the j-th of the i-th row of patches, t = i * columns + j, and mean and var are those of its elements.
-The order of w's columns is that of DiT, PixArt and SD3. FLUX has (c * P + u) * P + v: permute its columns.
+DiT, PixArt and SD3 have w's columns in this order. FLUX has (c * P + u) * P + v, so its columns have to be permuted.
 
 Dimensions:
     N   images of T = rows * columns patches; H hidden size; P rows and columns of a patch; C channels in w.
@@ -168,8 +168,7 @@ def patch_output(
     """
     images, channels = check_arguments(x, w, norm_weight, norm_bias, (rows, columns), patch, bias, channels)
     y = nl.ndarray((images, channels, rows * patch, columns * patch), dtype=x.dtype, buffer=nl.shared_hbm)
-    outputs = patch * patch * channels
-    groups = list_groups(images, (rows, columns), count_tokens_at_once(x, outputs))
+    groups = list_groups(images, (rows, columns), count_tokens_at_once(x, patch * patch * channels))
     core, count = nl.program_id(0), nl.num_programs()
     groups = groups[len(groups) * core // count : len(groups) * (core + 1) // count]
     if len(groups) == 0:
@@ -343,26 +342,12 @@ def prepare_image(layer, image):
             data2=factors,
             op=nl.multiply,
         )
+    shift = layer.shifts[:, :, image : image + 1].broadcast(2, PARTITIONS)
+    ones = layer.ones.expand_dim(1).broadcast(1, count)
     banks = (
-        nl.ndarray((PARTITIONS, outputs), dtype=nl.float32, buffer=nl.psum),
-        nl.ndarray((PARTITIONS, outputs), dtype=nl.float32, buffer=nl.psum),
+        multiply_blocks(ones, scaled[:, :, 0:outputs], hidden),
+        multiply_blocks(shift, weights, hidden),
     )
-    for block in range(count):
-        used = count_block_partitions(hidden, block, False)
-        nisa.nc_matmul(
-            dst=banks[0],
-            stationary=layer.ones[0:used, :],
-            moving=scaled[0:used, block, 0:outputs],
-            accumulate=block > 0,
-        )
-    for block in range(count):
-        used = count_block_partitions(hidden, block, False)
-        nisa.nc_matmul(
-            dst=banks[1],
-            stationary=layer.shifts[0:used, block, image : image + 1].broadcast(1, PARTITIONS),
-            moving=weights[0:used, block, :],
-            accumulate=block > 0,
-        )
     if layer.bias is not None:
         nisa.nc_matmul(dst=banks[1], stationary=layer.ones[0:1, :], moving=layer.bias, accumulate=True)
     rows = []
@@ -373,17 +358,26 @@ def prepare_image(layer, image):
     return ImageOperands(scaled, rows[0], rows[1])
 
 
+def multiply_blocks(stationary, moving, hidden):
+    """Return stationary^T @ moving over all of H in a new float32 PSUM tile; both are [h in block, block, column]."""
+    bank = nl.ndarray((stationary.shape[2], moving.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    for block in range(blocks(hidden)):
+        used = count_block_partitions(hidden, block, False)
+        nisa.nc_matmul(
+            dst=bank,
+            stationary=stationary[0:used, block, :],
+            moving=moving[0:used, block, :],
+            accumulate=block > 0,
+        )
+    return bank
+
+
 def centre_tokens(tokens, hidden, averages):
     """Subtract the mean of each token from its elements, in place: an SBUF tile [h in block, block, token].
 
     averages: [128, 128] in SBUF, 1 / hidden everywhere: products with it have the means on all partitions.
     """
-    means = nl.ndarray((averages.shape[1], tokens.shape[2]), dtype=nl.float32, buffer=nl.psum)
-    for block in range(blocks(hidden)):
-        used = count_block_partitions(hidden, block, False)
-        nisa.nc_matmul(
-            dst=means, stationary=averages[0:used, :], moving=tokens[0:used, block, :], accumulate=block > 0
-        )
+    means = multiply_blocks(averages.expand_dim(1).broadcast(1, blocks(hidden)), tokens, hidden)
     for first, end, height in list_block_spans(hidden):
         elements = tokens[0:height, first:end, :]
         repeated = means[0:height, :].expand_dim(1).broadcast(1, end - first)

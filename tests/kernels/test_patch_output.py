@@ -118,6 +118,21 @@ def test_variance_of_equal_elements_is_not_negative() -> None:
     assert np.isfinite(kernels.patch_output(*arguments)).all()
 
 
+def test_permuted_columns_give_images_that_flux_packs() -> None:
+    """FLUX packs rows, u, columns, v of each channel as (row, column, channel, u, v)."""
+    arguments = tokens(images=2, stored=4)
+    x, w, scale, shift, eps, rows, columns, patch, bias = arguments
+    normalised = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + eps)
+    modulated = normalised.reshape(2, 6, -1) * (scale[:, None] + 1) + shift[:, None]
+    packed = modulated @ w + bias
+    images = packed.reshape(2, rows, columns, 4, patch, patch).transpose(0, 3, 1, 4, 2, 5)
+    order = np.arange(16).reshape(4, 2, 2).transpose(1, 2, 0).ravel()
+    permuted = [x, w[:, order], scale, shift, eps, rows, columns, patch, bias[:, order]]
+    y = kernels.patch_output(*permuted)
+    largest = (np.abs(modulated) @ np.abs(w) + np.abs(bias)).max()
+    assert np.abs(y - images.reshape(y.shape)).max() <= (4 * 20 + 64) * 2.0**-24 * largest
+
+
 def check_layer(name: str, layer: dict[str, np.ndarray], target: str) -> None:
     """Compare a denoiser's last layer with diffusers: at most 64 roundings beside those of sums of 16 terms."""
     table, w, bias = (layer.get(key) for key in ("table", "modulation_w", "modulation_bias"))
