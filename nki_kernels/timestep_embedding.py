@@ -46,8 +46,6 @@ Cost
 
 from __future__ import annotations
 
-import math
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -88,6 +86,8 @@ MAX_SINUSOIDS = 2048
 
 FREQUENCIES = 32
 """Frequencies that are written as constants; all others are one of them times a constant."""
+
+PI = 3.141592653589793
 
 TURN = (6.28125, 0.0019350051879882812, 3.019916050561733e-07)
 """Terms whose sum is 2 pi. Products of the first two with a number of turns are exact, as they have 8 and 11 bits."""
@@ -172,16 +172,16 @@ def fill_frequencies(images, count, shift, max_period, scale):
     with a constant: the exponential of the Scalar engine has an error that large times would multiply.
     """
     tile = nl.ndarray((images, count), dtype=nl.float32, buffer=nl.sbuf)
-    rate = -math.log(max_period) / (count - shift)
+    # One power for each constant: powers of a rounded ratio would multiply its error where numbers have 32 bits.
     constants = min(FREQUENCIES, count)
     for index in range(constants):
-        nisa.memset(dst=tile[:, index : index + 1], value=scale * math.exp(rate * index))
+        nisa.memset(dst=tile[:, index : index + 1], value=scale * max_period ** (-index / (count - shift)))
     for first, end in ranges(constants, count, FREQUENCIES):
         nisa.tensor_scalar(
             dst=tile[:, first:end],
             data=tile[:, 0 : end - first],
             op0=nl.multiply,
-            operand0=math.exp(rate * first),
+            operand0=max_period ** (-first / (count - shift)),
         )
     return tile
 
@@ -202,16 +202,16 @@ def compute_sinusoids(times, frequencies, flip_sin_to_cos, dtype):
     nisa.tensor_scalar(dst=sines, data=frequencies, op0=nl.multiply, operand0=times)
     # A conversion to integers rounds to the nearest.
     turns = nl.ndarray((images, count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=turns, data=sines, op0=nl.multiply, operand0=0.5 / math.pi)
+    nisa.tensor_scalar(dst=turns, data=sines, op0=nl.multiply, operand0=0.5 / PI)
     for term in TURN:
         nisa.scalar_tensor_tensor(
             dst=sines, data=turns, op0=nl.multiply, operand0=-term, op1=nl.add, operand1=sines
         )
-    nisa.tensor_scalar(dst=cosines, data=sines, op0=nl.add, operand0=0.5 * math.pi)
+    nisa.tensor_scalar(dst=cosines, data=sines, op0=nl.add, operand0=0.5 * PI)
     beyond = nl.ndarray((images, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=beyond, data=cosines, op0=nl.greater, operand0=math.pi)
+    nisa.tensor_scalar(dst=beyond, data=cosines, op0=nl.greater, operand0=PI)
     nisa.scalar_tensor_tensor(
-        dst=cosines, data=beyond, op0=nl.multiply, operand0=-2.0 * math.pi, op1=nl.add, operand1=cosines
+        dst=cosines, data=beyond, op0=nl.multiply, operand0=-2.0 * PI, op1=nl.add, operand1=cosines
     )
     nisa.tensor_scalar(
         dst=angles,
@@ -290,7 +290,9 @@ def timestep_embedding_reference(
     """
     times, dtype = widened(t), w_1.dtype if dtype is None else dtype
     count = w_1.shape[0] // 2
-    exponents = -math.log(max_period) * np.arange(count, dtype=times.dtype) / (count - downscale_freq_shift)
+    exponents = (
+        -float(np.log(max_period)) * np.arange(count, dtype=times.dtype) / (count - downscale_freq_shift)
+    )
     angles = scale * (times * np.exp(exponents))
     pair = (np.cos(angles), np.sin(angles))
     sinusoids = np.concatenate(pair if flip_sin_to_cos else pair[::-1], axis=1).astype(dtype)
