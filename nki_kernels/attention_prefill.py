@@ -43,7 +43,11 @@ Arguments:
                   and v behind them are padding and may hold anything. Without `causal` and prefix
     position_bias [Hq, 2 L - 1] @ HBM, float32 or bfloat16, or None: position_bias[h, j - i + L - 1] is added to the
                   score of query i and key j, after the scale. Without `causal`, prefix and soft cap, with Hq = Hk
-    returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v, or without caches
+    text_q        [T2, Hq * D] @ HBM or None: rows of a second stream (joint attention of images and texts). The keys of
+                  sequence b are its rows of k, then those of text_k. Without caches, `causal`, lengths and biases
+    text_k, text_v  [T2, Hk * D] and [T2, Hk * Dv] @ HBM, or None
+    returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v, or without caches; with a
+                  second stream o and text_o [T2, Hq * Dv]
 
 Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
@@ -121,6 +125,7 @@ from nki_kernels.prefill.keys import (
     Head,
     clean_new_keys,
     clean_new_values,
+    fill_gap,
     load_new_keys,
     load_new_values,
 )
@@ -128,6 +133,7 @@ from nki_kernels.prefill.lengths import KeyLengths, hide_keys, hide_values
 from nki_kernels.prefill.order import Agenda, score_span
 from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
 from nki_kernels.prefill.reference import (
+    attend_jointly_reference,
     attend_new_reference,
     attend_pages_reference,
     attend_sequence_reference,
@@ -166,13 +172,16 @@ def attention_prefill(
     sequences=None,
     key_lengths=None,
     position_bias=None,
+    text_q=None,
+    text_k=None,
+    text_v=None,
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
     Returns (o [T, Hq * Dv] in q's dtype, k_cache, v_cache); new keys and values are written to the
     caches. Without k and v the caches already hold them. Then, and without caches, nothing is written, and
-    o alone is returned. The module docstring describes the arguments and limits; AssertionError if the
-    arguments violate them.
+    o alone is returned; with a second stream (o, text_o) are. The module docstring describes the arguments
+    and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, q, "q [T, Hq * D]")
     assert (k_cache is None) == (v_cache is None), (
@@ -191,13 +200,19 @@ def attention_prefill(
     step = PromptStep(
         scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths, position_bias
     )
-    check_prefill((q, k, v), cache, step, num_kv_heads)
+    check_prefill((q, k, v), cache, step, num_kv_heads, (text_q, text_k, text_v))
     assert sequences is None or sequences == cache.sequences, (
         f"sequences is {sequences}, but the caches have {cache.sequences}; pass {cache.sequences} or None"
     )
-    o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
-    o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    attend_prompts(Prompts(o, (q, k, v), cache, step, load_scales(k_scale, v_scale, cache)))
+    columns = q.shape[1] // cache.depth * cache.value_depth
+    o = nl.ndarray((q.shape[0], columns), dtype=q.dtype, buffer=nl.shared_hbm)
+    scales = load_scales(k_scale, v_scale, cache)
+    if text_q is not None:
+        text_o = nl.ndarray((text_q.shape[0], columns), dtype=q.dtype, buffer=nl.shared_hbm)
+        text = text_o, (text_q, text_k, text_v)
+        attend_prompts(Prompts(o, (q, k, v), cache, step, scales, text))
+        return o, text_o
+    attend_prompts(Prompts(o, (q, k, v), cache, step, scales))
     if k is None or k_cache is None:
         return o
     return o, k_cache, v_cache
@@ -292,6 +307,8 @@ class HeadLoads(nl.NKIObject):
         for head in self.heads[self.cleaned :]:
             if head.first >= i + tuning.cleaned_ahead:
                 return
+            if prompts.gap > 0:
+                fill_gap(prompts, head)
             if head.lengths is not None:
                 hide_keys(prompts, head, choose_cleaning_engine(i))
                 schedule_loads(self.agenda, time, tuning.values_after, hide_values, head)
@@ -391,16 +408,22 @@ def attention_prefill_reference(
     sequences: int | None = None,
     key_lengths: np.ndarray | None = None,
     position_bias: np.ndarray | None = None,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
+    text_q: np.ndarray | None = None,
+    text_k: np.ndarray | None = None,
+    text_v: np.ndarray | None = None,
+) -> np.ndarray | tuple[np.ndarray, ...]:
     """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 
     Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v, or
-    without caches, o alone is returned.
+    without caches, o alone is returned, or (o, text_o).
     """
     options = scale, window, softcap, sinks, causal, slopes, position_bias
     if k_cache is None or v_cache is None:
         assert k is not None and v is not None and num_kv_heads is not None
-        return attend_new_reference((q, k, v), num_kv_heads, sequences or 1, options, key_lengths)
+        sizes = num_kv_heads, sequences or 1
+        if text_q is not None and text_k is not None and text_v is not None:
+            return attend_jointly_reference((q, k, v), (text_q, text_k, text_v), *sizes, options)
+        return attend_new_reference((q, k, v), *sizes, options, key_lengths)
     if k_pages is not None and v_pages is not None:
         assert k is not None and v is not None and block_tables is not None and slots is not None
         old = widen_pages_reference(k_pages, v_pages, q.dtype)
@@ -418,7 +441,7 @@ def attention_prefill_reference(
     new_keys = len(q if k is None else k) // count
     if key_lengths is not None and k is not None and v is not None:
         k, v = hide_rows_reference((k, v), key_lengths)
-    sizes, results = (depth, width), []
+    results = []
     scales = [by_head if by_head is None else by_head.reshape(-1, 1) for by_head in (k_scale, v_scale)]
     for b in range(count):
         valid = int(np.split(positions, count)[b][0, 0]) if prefix and positions is not None else 0
@@ -430,14 +453,14 @@ def attention_prefill_reference(
             caches = k_cache, v_cache
             old_keys, old_values = (
                 cache[block_tables[b]].reshape(-1, heads, size)[:valid].copy()
-                for cache, size in zip(caches, sizes)
+                for cache, size in zip(caches, (depth, width))
             )
             new_index = np.divmod(np.split(slots, count)[b][:, 0], k_cache.shape[1])
         new = [
             cache[new_index]
             if new is None
             else store_reference(np.split(new, count)[b].reshape(-1, heads, size), head_scale, cache.dtype)
-            for cache, new, size, head_scale in zip(caches, (k, v), sizes, scales)
+            for cache, new, size, head_scale in zip(caches, (k, v), (depth, width), scales)
         ]
         caches[0][new_index], caches[1][new_index] = new
         keys, values = (

@@ -19,13 +19,14 @@ MAX_DEPTH = 512
 MAX_BIASED_TOKENS = 2048
 
 
-def check_prefill(tokens, cache, step, num_kv_heads):
+def check_prefill(tokens, cache, step, num_kv_heads, text=(None, None, None)):
     """Raise AssertionError if q, k, v, a cache and a step do not fit together or exceed the limits.
 
     Args:
         tokens: (q, k, v) @ HBM; k and v may both be None.
         step: a `PromptStep`.
         num_kv_heads: the number of key/value heads that the caches must have, or None.
+        text: (q, k, v) @ HBM of the second stream of joint attention, or three times None.
     """
     q, k, _ = tokens
     rows = count_new_rows(tokens)
@@ -56,7 +57,10 @@ def check_prefill(tokens, cache, step, num_kv_heads):
     assert cache.newest_positions == 0 or (
         k is not None and step.causal and step.window is None and step.slopes is None
     ), "pages of 4 bits take k and v, causal attention, no window and no slopes; leave these out"
-    check_lengths(rows // sequences, q.dtype, cache, step)
+    streams = [rows // sequences]
+    if check_text(tokens, text, cache, step):
+        streams.append(text[1].shape[0] // sequences)
+    check_lengths(streams, q.dtype, cache, step)
     check_key_lengths(tokens, cache, step)
     check_position_bias(tokens, cache, step)
     check_options(step, q.shape[1] // depth)
@@ -110,14 +114,44 @@ def check_room(launch):
     )
 
 
-def check_lengths(tokens, dtype, cache, step):
+def check_text(tokens, text, cache, step):
+    """Return whether there is a second stream; raise AssertionError if it does not go with the rest.
+
+    Args:
+        tokens: (q, k, v) @ HBM of the first stream.
+        text: (q, k, v) @ HBM of the second stream, or three times None.
+    """
+    if text[0] is None and text[1] is None and text[2] is None:
+        return False
+    assert text[0] is not None and text[1] is not None and text[2] is not None, (
+        "text_q, text_k and text_v come together: pass all three, or none"
+    )
+    alone = cache.k_cache is None and not step.causal and step.key_lengths is None
+    assert alone and step.position_bias is None, (
+        "text_q, text_k and text_v go without caches, causal attention, key_lengths and position_bias; leave these out"
+    )
+    expect_dims(2, text[0], "text_q [T, Hq * D]")
+    expect_dims(2, text[1], "text_k [T, Hk * D]")
+    assert text[0].shape[1] == tokens[0].shape[1] and text[0].dtype == tokens[0].dtype, (
+        f"text_q has {text[0].shape[1]} columns of {text[0].dtype}, not {tokens[0].shape[1]} of {tokens[0].dtype} as q"
+    )
+    check_new(text, cache, False)
+    for rows in (text[0].shape[0], text[1].shape[0]):
+        assert rows % cache.sequences == 0, (
+            f"{rows} rows of text do not divide into {cache.sequences} sequences; pass equally many for each"
+        )
+    return True
+
+
+def check_lengths(streams, dtype, cache, step):
     """Raise AssertionError if a prompt and its prefix have more keys than the caches, the kernel or SBUF hold.
 
     Args:
-        tokens: number of new keys of each sequence.
+        streams: number of new keys of each sequence in each stream.
         dtype: q's dtype, in which keys and values lie in SBUF.
         step: a `PromptStep`; a prefix above 0 needs its positions.
     """
+    tokens = streams[0]
     assert tokens <= cache.capacity, (
         f"a prompt of {tokens} tokens does not fit into caches of {cache.capacity} positions; shorten it, or allocate "
         "longer caches"
@@ -129,12 +163,15 @@ def check_lengths(tokens, dtype, cache, step):
     assert step.prefix <= cache.capacity, (
         f"a prefix of {step.prefix} positions does not fit into caches of {cache.capacity}; lower prefix"
     )
-    assert tokens <= MAX_TOKENS, (
-        f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}; divide the prompt into chunks, "
-        "with a prefix"
-    )
+    for count in streams:
+        assert count <= MAX_TOKENS, (
+            f"attention_prefill takes at most {MAX_TOKENS} tokens, not {count}; divide the prompt into chunks, "
+            "with a prefix"
+        )
     # Pages of 4 bits have new keys twice: as they are, and as later pages read them.
     keys = step.prefix + tokens * (2 if cache.newest_positions > 0 else 1)
+    if len(streams) > 1:
+        keys = blocks(tokens) * PARTITIONS + streams[1]
     size = 2 if dtype == nl.bfloat16 else 4
     block_bytes = (blocks(cache.depth) * PARTITIONS + cache.value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)

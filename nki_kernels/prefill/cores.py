@@ -20,15 +20,15 @@ class CoreShare(nl.NKIObject):
     divide the tiles of queries of each pair. If `both_load`, both cores load the keys and values of every pair.
 
     Args:
-        queries: number of queries of each sequence; up to 128 make one tile, which is not divided.
+        tiles: number of tiles of queries of each pair; one tile is not divided.
     """
 
-    def __init__(self, pairs, whole_group, queries):
+    def __init__(self, pairs, whole_group, tiles):
         self.cores, self.core = nl.num_programs(), nl.program_id(0)
         self.pairs, self.whole_group = pairs, whole_group
         unequal = pairs % self.cores > 0
         divides_group = unequal and whole_group % self.cores == 0
-        self.divides_tiles = unequal and not divides_group and queries > nl.tile_size.pmax
+        self.divides_tiles = unequal and not divides_group and tiles > 1
         self.both_load = divides_group or self.divides_tiles
         self.group = whole_group // self.cores if divides_group else whole_group
         self.first_of_group = self.core * self.group if divides_group else 0

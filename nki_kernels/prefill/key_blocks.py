@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, ranges
 
 LOADED_BLOCKS = 8
 """Blocks of keys or values that one DMA brings: 256 KiB of a head of 128 dims in bfloat16."""
@@ -55,10 +55,15 @@ def list_loaded_pieces(prompts, first):
 
 def list_new_pieces(prompts):
     """Return all new positions of a sequence as a list of `Piece`, ascending, LOADED_BLOCKS blocks of 128 at a time."""
-    result = []
-    for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
-        result.extend(list_loaded_pieces(prompts, first))
-    return result
+    return list_pieces(prompts.new_keys)
+
+
+def list_pieces(positions):
+    """Return `positions` positions from 0 on as a list of `Piece`, ascending, LOADED_BLOCKS blocks of 128 at a time."""
+    pieces = []
+    for start, end in ranges(0, positions, LOADED_BLOCKS * PARTITIONS):
+        pieces.extend(split_into_pieces(start, end))
+    return pieces
 
 
 def view_new_keys(prompts, head, depth_range, piece):

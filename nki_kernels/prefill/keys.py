@@ -21,7 +21,7 @@ from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.prefill.key_blocks import (
     LOADED_BLOCKS,
     list_loaded_pieces,
-    list_new_pieces,
+    list_pieces,
     view_new_keys,
     view_new_rows,
     view_new_values,
@@ -32,10 +32,11 @@ from nki_kernels.tiles import PARTITIONS, blocks
 class Head(nl.NKIObject):
     """Keys and values of a key/value head of a sequence in SBUF, allocated here and loaded by other functions.
 
-    `keys` are [D in tile, block, tile of D, 128], `values` [128, block, Dv + 1], whose last column is set to ones here.
-    `number` is the index of the key/value head, and `first` the index of the first tile of queries that uses it.
-    `cached` is None until `take_cached`. `lengths` are the `KeyLengths` of the sequence, or None. `window` are
-    the terms of the head's biases, see `PositionBias`, or None until `take_window`.
+    `keys` are [D in tile, block, tile of D, 128], `values` [128, block, Dv + 1]. The last column of values is set to
+    ones here, and the values of a gap between streams to 0. `number` is the index of the key/value head, and `first`
+    the index of the first tile of queries that uses it. `cached` is None until `take_cached`. `lengths` are the
+    `KeyLengths` of the sequence, or None. `window` are the terms of the head's biases, see `PositionBias`, or None
+    until `take_window`.
     """
 
     def __init__(self, prompts, sequence, number, first, lengths=None):
@@ -46,7 +47,12 @@ class Head(nl.NKIObject):
         self.keys = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
         shape = (PARTITIONS, count, prompts.value_depth + 1)
         self.values = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=self.values[:, :, prompts.value_depth : prompts.value_depth + 1], value=1.0)
+        ones = self.values[:, :, prompts.value_depth : prompts.value_depth + 1]
+        nisa.memset(dst=ones, value=1.0)
+        if prompts.gap > 0:
+            block = prompts.new_keys // PARTITIONS
+            nisa.memset(dst=self.values[:, block, :], value=0.0)
+            nisa.memset(dst=ones[0 : PARTITIONS - prompts.gap, block, :], value=1.0)
 
     def take_cached(self, cached):
         """Set `cached`, the valid cached positions of the head's sequence."""
@@ -81,20 +87,44 @@ def transpose_into_blocks(prompts, keys, source, factor=None):
 
 
 def load_new_keys(prompts, head):
-    """Load all new keys of a `Head` from `prompts.k` @ HBM into `head.keys` @ SBUF, transposed by DMA."""
-    columns = prompts.k[:, head.number * prompts.depth : (head.number + 1) * prompts.depth]
-    for piece in list_new_pieces(prompts):
-        block = (prompts.prefix + piece.start) // PARTITIONS
-        keys = head.keys[:, block : block + piece.count, :, 0 : piece.used]
-        transpose_into_blocks(prompts, keys, view_new_rows(columns, head.sequence * prompts.new_keys, piece))
+    """Load all new keys of a `Head` from k of each stream @ HBM into `head.keys` @ SBUF, transposed by DMA."""
+    for stream in prompts.streams:
+        columns = stream.k[:, head.number * prompts.depth : (head.number + 1) * prompts.depth]
+        for piece in list_pieces(stream.new_keys):
+            block = (prompts.prefix + stream.first_key + piece.start) // PARTITIONS
+            keys = head.keys[:, block : block + piece.count, :, 0 : piece.used]
+            transpose_into_blocks(
+                prompts, keys, view_new_rows(columns, head.sequence * stream.new_keys, piece)
+            )
 
 
 def load_new_values(prompts, head):
-    """Load all new values of a `Head` from `prompts.v` @ HBM into `head.values` @ SBUF; its column of ones stays."""
-    columns = prompts.v[:, head.number * prompts.value_depth : (head.number + 1) * prompts.value_depth]
-    for piece in list_new_pieces(prompts):
-        rows = view_new_rows(columns, head.sequence * prompts.new_keys, piece)
-        nisa.dma_copy(dst=view_new_values(prompts, head, piece), src=rows)
+    """Load all new values of a `Head` from v of each stream @ HBM into `head.values` @ SBUF; its last column stays."""
+    depth = prompts.value_depth
+    for stream in prompts.streams:
+        columns = stream.v[:, head.number * depth : (head.number + 1) * depth]
+        for piece in list_pieces(stream.new_keys):
+            block = (prompts.prefix + stream.first_key + piece.start) // PARTITIONS
+            values = head.values[0 : piece.used, block : block + piece.count, 0:depth]
+            rows = view_new_rows(columns, head.sequence * stream.new_keys, piece)
+            nisa.dma_copy(dst=values, src=rows)
+
+
+def fill_gap(prompts, head):
+    """Write the first key to the keys that pad the first stream of a `Head`, in `head.keys` @ SBUF.
+
+    They change no maximum then, and `Head` has 0 for their values.
+    """
+    used = PARTITIONS - prompts.gap
+    block = prompts.new_keys // PARTITIONS
+    for tile in range(prompts.depth_tiles):
+        height = prompts.heights[tile]
+        # GpSimd fills the keys, because the Vector engine passes over every score of other tiles.
+        nisa.tensor_copy(
+            dst=head.keys[0:height, block, tile, used:PARTITIONS],
+            src=head.keys[0:height, 0, tile, 0:1].broadcast(1, prompts.gap),
+            engine=nisa.engine.gpsimd,
+        )
 
 
 def clean_new_keys(prompts, head, engine):

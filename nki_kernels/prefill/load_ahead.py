@@ -50,7 +50,10 @@ class LoadAhead(nl.NKIObject):
 def count_query_bytes(prompts):
     """Return the bytes per partition of a tile of up to 128 queries, with all its query heads on this core."""
     size = 2 if prompts.dtype == nl.bfloat16 else 4
-    return prompts.share.group * prompts.depth_tiles * min(PARTITIONS, prompts.queries) * size
+    rows = 0
+    for stream in prompts.streams:
+        rows = max(rows, min(PARTITIONS, stream.queries))
+    return prompts.share.group * prompts.depth_tiles * rows * size
 
 
 def count_head_bytes(prompts):

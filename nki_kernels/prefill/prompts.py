@@ -36,6 +36,23 @@ class PromptStep(nl.NKIObject):
     position_bias: object = None
 
 
+@dataclass
+class Stream(nl.NKIObject):
+    """Rows that are projected together, such as those of images, or of texts: `q`, `k`, `v` and `o` @ HBM.
+
+    Each sequence has `queries` queries and `new_keys` keys of them. Its keys lie in SBUF from key `first_key` on, a
+    multiple of 128, counted from the first new one.
+    """
+
+    q: nl.NkiTensor
+    k: object
+    v: object
+    o: nl.NkiTensor
+    queries: int
+    new_keys: int
+    first_key: int
+
+
 class Prompts(nl.NKIObject):
     """Tensors and sizes of a launch of attention_prefill.
 
@@ -46,11 +63,14 @@ class Prompts(nl.NKIObject):
     `rounded_keys` new ones as full pages store them; from key `prefix` on, `new_keys` new ones. D is divided into
     `depth_tiles` tiles, with `heights` elements each, at most `tile_depth`. `depth_ranges` are (first tile, end,
     height) of tiles of one height.
+
+    `streams` has the `Stream` of these rows. In joint attention a second one follows, of `text`: its o and its tokens.
+    `queries` and `new_keys` are those of the first; `gap` keys pad the first to whole blocks.
     """
 
-    def __init__(self, o, tokens, cache, step, scales):
+    def __init__(self, o, tokens, cache, step, scales, text=None):
         q, k, v = tokens
-        self.o, self.q, self.k, self.v, self.cache, self.step = o, q, k, v, cache, step
+        self.k, self.v, self.cache, self.step = k, v, cache, step
         self.stored = k is None
         self.writes = k is not None and cache.k_cache is not None
         self.dtype = q.dtype
@@ -66,8 +86,20 @@ class Prompts(nl.NKIObject):
         self.rounded_keys = blocks(self.new_keys) * PARTITIONS if several else 0
         self.prefix = self.cached_keys + self.rounded_keys
         self.keys = self.prefix + self.new_keys
+        self.streams = [Stream(q, k, v, o, self.queries, self.new_keys, 0)]
+        self.gap = 0
+        if text is not None:
+            o, (q, k, v) = text
+            first_key = blocks(self.new_keys) * PARTITIONS
+            self.gap = first_key - self.new_keys
+            stream = Stream(q, k, v, o, q.shape[0] // self.sequences, k.shape[0] // self.sequences, first_key)
+            self.streams.append(stream)
+            self.keys = first_key + stream.new_keys
+        tiles = 0
+        for stream in self.streams:
+            tiles += blocks(stream.queries)
         group = q.shape[1] // (self.kv_heads * self.depth)
-        self.share = CoreShare(self.sequences * self.kv_heads, group, self.queries)
+        self.share = CoreShare(self.sequences * self.kv_heads, group, tiles)
         self.depth_tiles = blocks(self.depth)
         # D is divided evenly, since tiles of equal height share a DMA transpose.
         self.tile_depth = blocks(self.depth, self.depth_tiles)

@@ -80,6 +80,27 @@ def attend_new_reference(
     return np.concatenate(results).astype(q.dtype)
 
 
+def attend_jointly_reference(
+    tokens: tuple[np.ndarray, np.ndarray, np.ndarray],
+    text: tuple[np.ndarray, np.ndarray, np.ndarray],
+    heads: int,
+    sequences: int,
+    options: ScoreOptions,
+) -> tuple[np.ndarray, ...]:
+    """Return o of both streams of joint attention, as attention over their rows laid end to end in each sequence."""
+    joint = []
+    for first_rows, text_rows in zip(tokens, text):
+        pairs = zip(np.split(first_rows, sequences), np.split(text_rows, sequences))
+        joint.append(np.concatenate([np.concatenate(pair) for pair in pairs]))
+    o = attend_new_reference((joint[0], joint[1], joint[2]), heads, sequences, options, None)
+    count = len(tokens[0]) // sequences
+    by_sequence = np.split(o, sequences)
+    return tuple(
+        np.concatenate([rows[stream] for rows in by_sequence])
+        for stream in (slice(count), slice(count, None))
+    )
+
+
 def hide_rows_reference(rows: tuple[np.ndarray, np.ndarray], key_lengths: np.ndarray) -> list[np.ndarray]:
     """Return k and v as a cache gets them: behind a sequence's key length, copies of its first key and zeros."""
     keys, values = (np.array(np.split(array, len(key_lengths))) for array in rows)

@@ -301,13 +301,13 @@ def divide(prompts, span, sums, engine):
 
 
 def store(launch, span):
-    """Write `span.result` [(head, query), Dv] to the rows and columns of its queries and heads in o [T, Hq * Dv] @ HBM.
+    """Write `span.result` [(head, query), Dv] to o of its stream @ HBM, at the rows and columns of queries and heads.
 
     The agenda calls it.
     """
-    prompts, queries, depth = launch.prompts, span.queries, launch.prompts.value_depth
-    first = queries.sequence * prompts.queries + queries.first
-    head = prompts.share.index_query_head(queries.kv_head, span.first_head)
-    columns = prompts.o[first : first + queries.count, head * depth : (head + span.heads) * depth]
+    queries, depth = span.queries, launch.prompts.value_depth
+    first = queries.find_row()
+    head = launch.prompts.share.index_query_head(queries.kv_head, span.first_head)
+    columns = queries.stream.o[first : first + queries.count, head * depth : (head + span.heads) * depth]
     rows = columns.reshape_dim(1, (span.heads, depth)).permute((1, 0, 2))
     transfer(rows, span.result, COMPILER)

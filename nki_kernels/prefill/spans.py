@@ -17,15 +17,15 @@ from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, ranges
 
 
 class Queries(nl.NKIObject):
-    """Tile of `count` queries of a sequence, at most 128, from query `first` on, for one key/value head.
+    """Tile of `count` queries of a sequence, at most 128, from query `first` of a `Stream` on, for one key/value head.
 
     It has all query heads of `kv_head` that this core takes. `tile` is None until `load`, then [D in tile, head, tile
     of D, query] @ SBUF.
     """
 
-    def __init__(self, prompts, sequence, kv_head, first):
-        self.sequence, self.kv_head, self.first = sequence, kv_head, first
-        self.count = min(PARTITIONS, prompts.queries - first)
+    def __init__(self, stream, sequence, kv_head, first):
+        self.stream, self.sequence, self.kv_head, self.first = stream, sequence, kv_head, first
+        self.count = min(PARTITIONS, stream.queries - first)
         self.tile = None
 
     def load(self, prompts):
@@ -33,15 +33,19 @@ class Queries(nl.NKIObject):
 
         In a cache with scales the queries are multiplied by the scale of their head's keys.
         """
-        first = self.sequence * prompts.queries + self.first
+        first = self.find_row()
         group = prompts.share.group
         start = prompts.share.index_query_head(self.kv_head, 0) * prompts.depth
-        source = prompts.q[first : first + self.count, start : start + group * prompts.depth]
+        source = self.stream.q[first : first + self.count, start : start + group * prompts.depth]
         shape = (prompts.tile_depth, group, prompts.depth_tiles, self.count)
         self.tile = allocate_aligned_tile(shape, prompts.dtype)
         # The scale of a head's keys multiplies the queries, so that scores are products of the stored numbers.
         factor = None if prompts.scales is None else prompts.scales.keys[:, self.kv_head : self.kv_head + 1]
         transpose_into_blocks(prompts, self.tile, source.reshape_dim(1, (group, prompts.depth)), factor)
+
+    def find_row(self):
+        """Return the row of the first query in q and o of the stream."""
+        return self.sequence * self.stream.queries + self.first
 
 
 @dataclass
@@ -114,13 +118,18 @@ def list_queries(prompts, masks):
     """
     result = []
     share = prompts.share
-    count = blocks(prompts.queries)
+    tiles = []
+    for stream in prompts.streams:
+        for start, _ in ranges(0, stream.queries):
+            tiles.append((stream, start))
+    count = len(tiles)
     for pair in range(share.pairs):
         seen_by_core = [0] * share.cores
         for i in range(count):
             block = count // 2 + i // 2 if i % 2 == 0 else count // 2 - 1 - i // 2
             sequence, kv_head = pair // prompts.kv_heads, pair % prompts.kv_heads
-            queries = Queries(prompts, sequence, kv_head, block * PARTITIONS)
+            stream, first = tiles[block]
+            queries = Queries(stream, sequence, kv_head, first)
             start, end = find_key_range(prompts, masks, queries)
             if share.choose_core(pair, end - start, seen_by_core) == share.core:
                 result.append(queries)

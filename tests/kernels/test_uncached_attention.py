@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nki_kernels as kernels
-from tests.kernels.accuracy import TARGETS, in_float64, in_order, normal, run
+from tests.kernels.accuracy import TARGETS, compare_all, in_float64, in_order, normal, run
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, limit, refuse, together, vary
 from tests.kernels.test_attention_prefill import attended
 from tests.kernels.test_streams import stream
@@ -213,7 +213,90 @@ def test_reference_of_biases_agrees_with_torch() -> None:
     inputs = [in_float64(array) for array in biased(30, 2, 16, scale=0.3)]
     q, k, v = (torch.from_numpy(inputs[i].copy()).reshape(1, 30, -1, 16).transpose(1, 2) for i in (0, 4, 5))
     keys, queries = torch.arange(30), torch.arange(30)[:, None]
-    bias = torch.from_numpy(inputs[-1].copy())[:, keys - queries + 29]
+    bias = torch.from_numpy(in_float64(normal(7, 2, 59, scale=4.0)))[:, keys - queries + 29]
     truth = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias[None], scale=0.3)
     reference = kernels.attention_prefill_reference(*inputs)
     assert np.allclose(reference, truth.transpose(1, 2).reshape(30, -1).numpy(), rtol=1e-12, atol=1e-12)
+
+
+def joint(
+    queries: int = 20,
+    text: int = 6,
+    heads: int = 2,
+    kv_heads: int = 2,
+    depth: int = 16,
+    sequences: int = 1,
+    dtype: Any = F32,
+    **more: Any,
+) -> tuple[Any, ...]:
+    """Draw arguments of joint attention of `queries` rows and `text` rows of each sequence."""
+    rows = [
+        normal(seed, sequences * text, count * depth, dtype=dtype)
+        for seed, count in ((10, heads), (11, kv_heads), (12, kv_heads))
+    ]
+    second = dict(zip(("text_q", "text_k", "text_v"), rows))
+    return uncached(queries, 0, heads, kv_heads, depth, sequences, dtype, **(second | more))
+
+
+class TestJointAttention(KernelTests):
+    """Streams that fill blocks of 128 keys, and ragged ones, whose gap is in the middle of the keys."""
+
+    case = KernelCase(
+        kernels.attention_prefill,
+        joint,
+        values=[
+            *together(
+                "queries text", (128, 129), (127, 1), (300, 128), (1, 300), sequences=[1, 2, 3], depth=[8]
+            ),
+            *vary(queries=[129, 256], text=33, depth=192, dtype=[*DTYPES]),
+            dict(queries=70, text=30, heads=4, kv_heads=1, softcap=5.0, sinks=normal(5, 1, 4)),
+        ],
+        every_chip=[
+            *vary(queries=1152, text=77, heads=1, kv_heads=1, depth=64, dtype=[*DTYPES]),
+            dict(queries=1100, text=300, heads=1, kv_heads=1, depth=128, dtype=BF16),
+        ],
+        refusals=[
+            refuse("text_q, text_k and text_v come together", text_v=None),
+            refuse("go without caches, causal attention", causal=True),
+            refuse("go without caches, causal attention", lengths=(3,)),
+            refuse("go without caches, causal attention", cached=True),
+            refuse("go without caches, causal attention", position_bias=normal(1, 2, 39)),
+            refuse("text_q has 31 columns of float32, not 32 of float32", text_q=lambda q: q[:, 1:].copy()),
+            refuse("v is [6, 32] beside k (6, 32), not (5, 32)", text_v=lambda v: v[1:]),
+            refuse(
+                "5 rows of text do not divide into 2 sequences",
+                dict(sequences=2, text=3),
+                text_q=lambda q: q[1:],
+            ),
+        ],
+        limits=[
+            limit(
+                "text",
+                4096,
+                "at most 12288 keys for heads of 128",
+                dry=True,
+                queries=8100,
+                heads=1,
+                kv_heads=1,
+                depth=128,
+                dtype=BF16,
+            ),
+        ],
+        two_sums=[*together("heads kv_heads", (4, 2), (4, 1), (1, 1), queries=200, text=[30, 128])],
+        tolerance=compare_all,
+        seeds=0,
+    )
+
+
+@pytest.mark.parametrize(("queries", "text"), [(128, 70), (256, 128)])
+def test_joint_attention_has_the_bytes_of_rows_laid_end_to_end(queries: int, text: int) -> None:
+    arguments = joint(queries, text, dtype=BF16)
+    streams = arguments[0], *arguments[4:6]
+    rows = [np.concatenate(pair) for pair in zip(streams, arguments[-3:])]
+    both = in_order(
+        kernels.attention_prefill,
+        **dict(zip("qkv", rows)),
+        **dict(k_cache=None, v_cache=None, scale=arguments[3], num_kv_heads=2, causal=False),
+    )
+    outputs = run(kernels.attention_prefill, arguments, "trn2")
+    assert np.concatenate(outputs).tobytes() == run(kernels.attention_prefill, both, "trn2").tobytes()
