@@ -20,6 +20,7 @@ from tests.model.text_encoder_oracles import (
     CLIP,
     ENCODERS,
     STORED,
+    TEXTS,
     draw_ids,
     draw_weights,
     record_encoder,
@@ -170,6 +171,20 @@ def test_refuses_configs_that_it_does_not_compute(
     LoadedComponent.open(
         rewrite(tmp_path, CLIP | dict(initializer_range=9.0, rope_theta=None), weights), TEXT_ENCODER
     )
+
+
+def test_shorter_texts_have_the_first_states_of_padded_ones(tmp_path: Path) -> None:
+    model = open_encoder(tmp_path, "clip", "float32")
+    assert isinstance(model.config, ClipTextConfig)
+    ids = draw_ids(ENCODERS["clip"], 0)[0][:, :7]
+    short = model.resize(model.config.with_rows(7))
+    outputs = KernelComponent(short, SimulatedDevice("trn2", 1), TEXTS).run({"ids": ids})
+    error = np.abs(outputs["penultimate"][0] - RECORDED["clip: penultimate"][0, :7]).max()
+    assert error <= 2 * RECORDED["clip: float32 error of penultimate"]
+    assert model.config.with_rows(13).rows == 13
+    for rows in (0, 14):
+        with pytest.raises(ModelError, match=f"texts of {rows} tokens; this text encoder takes 1 to 13"):
+            model.config.with_rows(rows)
 
 
 def test_refuses_a_text_encoder_as_an_autoencoder(tmp_path: Path) -> None:

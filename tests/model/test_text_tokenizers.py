@@ -12,6 +12,7 @@ import tokenizers
 
 from model.errors import ModelError
 from model.loading.clip_tokenizer import open_clip_tokenizer
+from model.loading.text_tokenizers import open_text_tokenizer
 from tests.model.text_encoder_oracles import PROMPTS, STORED, TOKENIZERS, Words, record_ids
 
 RECORDED = dict(np.load(STORED))
@@ -19,24 +20,32 @@ VOCABULARY = 1000
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_ids_and_masks_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_ids_and_lengths_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     words = TOKENIZERS[name]
     tokenizer = open_clip_tokenizer(words.write(tmp_path), VOCABULARY, words.rows)
-    ids, mask = tokenizer.encode(PROMPTS)
+    ids, lengths = tokenizer.encode(PROMPTS)
     expected_ids, expected_mask = RECORDED[f"{name}: ids"]
     for text, row, expected in zip(PROMPTS, ids, expected_ids):
         assert row.tolist() == expected.tolist(), text
-    assert np.array_equal(mask, expected_mask)
-    assert ids.dtype == mask.dtype == np.int32
+    assert np.array_equal(np.arange(words.rows) < lengths, expected_mask)
+    assert ids.dtype == lengths.dtype == np.int32
+
+
+def test_classes_are_those_of_model_index(tmp_path: Path) -> None:
+    folder = TOKENIZERS["bytes"].write(tmp_path)
+    for name in ("CLIPTokenizer", "CLIPTokenizerFast"):
+        assert open_text_tokenizer(folder, name, VOCABULARY, 5).encode(["red"])[1].tolist() == [[3]]
+    with pytest.raises(ModelError, match="tokenizer BertTokenizer is not known; known are CLIPTokenizer, "):
+        open_text_tokenizer(folder, "BertTokenizer", VOCABULARY, 5)
 
 
 def test_texts_are_cut_one_token_after_the_room_is_full(tmp_path: Path) -> None:
     words = TOKENIZERS["bytes"]
     tokenizer = open_clip_tokenizer(words.write(tmp_path), VOCABULARY, 6)
-    rows, mask = tokenizer.encode(["red " * count for count in (3, 4, 5)])
+    rows, lengths = tokenizer.encode(["red " * count for count in (3, 4, 5)])
     start, red, end = rows[0, 0], rows[0, 1], rows[0, 4]
     assert rows.tolist() == [[start, red, red, red, end, end], *[[start, *[red] * 4, end]] * 2]
-    assert mask.sum(axis=1).tolist() == [5, 6, 6]
+    assert lengths.tolist() == [[5], [6], [6]]
 
 
 def test_a_tokenizer_json_comes_before_other_files(tmp_path: Path) -> None:
@@ -49,9 +58,9 @@ def test_a_tokenizer_json_comes_before_other_files(tmp_path: Path) -> None:
         tmp_path
     )
     inner.save(str(folder / "tokenizer.json"))
-    ids, mask = open_clip_tokenizer(folder, 3, 6).encode(["red red", "blue"])
+    ids, lengths = open_clip_tokenizer(folder, 3, 6).encode(["red red", "blue"])
     assert ids.tolist() == [[0, 1, 1, 2, 1, 1], [0, 2, 2, 1, 1, 1]]
-    assert mask.tolist() == [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0]]
+    assert lengths.tolist() == [[4], [3]]
 
 
 def test_refuses_ids_outside_of_the_vocabulary_of_the_model(tmp_path: Path) -> None:
