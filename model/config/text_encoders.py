@@ -86,3 +86,11 @@ class ClipTextConfig(TextEncoderConfig):
         )
         states = outputs[PROJECTED if self.projected else "x"]
         return states[np.arange(len(ids)), is_end.argmax(axis=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Config(TextEncoderConfig):
+    """Config of a T5 encoder, whose biases of scores have `buckets` of distances up to `most_distance`."""
+
+    buckets: int
+    most_distance: int

@@ -85,6 +85,7 @@ FAMILIES: dict[str, Family] = {
     "clip_text_model_with_projection": Family(
         "model.families.clip", "read_clip_projection", "CLIPTextModelWithProjection", TEXT_ENCODER
     ),
+    "t5": Family("model.families.t5", "read_t5", "T5EncoderModel", TEXT_ENCODER),
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
 }

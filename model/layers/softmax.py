@@ -16,6 +16,7 @@ def attend(
     span: Span,
     numpy: Arithmetic,
     sinks_tensor: str | None = None,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the sums of values weighted by the softmax of scores, [tokens, heads * head_dim] float32, rounded.
 
@@ -30,12 +31,15 @@ def attend(
             prefill kernels; otherwise after.
         numpy: Rounds results and receives the attention weights.
         sinks_tensor: Checkpoint tensor of a score for each head, whose exponential is added to the sum.
+        bias: Numbers that are added to the scaled scores, [heads, tokens, positions].
     """
     group = mixer.heads // mixer.kv_heads
     scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
     scores *= np.float32(mixer.score_scale)
     if mixer.softcap is not None:
         scores = np.float32(mixer.softcap) * np.tanh(scores / np.float32(mixer.softcap))
+    if bias is not None:
+        scores += bias
     tokens, length = scores.shape[1:]
     before = np.arange(length - tokens, length)[:, None] - np.arange(length)
     hidden = (before < 0) & mixer.causal

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from model.config.fields import read_json
 from model.errors import ModelError, read_text_file
@@ -51,7 +50,7 @@ def open_clip_tokenizer(folder: Path, vocab_size: int, rows: int) -> TextTokeniz
     Raises:
         ModelError: A file is missing or damaged, the tokenizer is of another class, or its ids do not fit.
     """
-    special = read_special_tokens(folder, CLASSES, _DEFAULTS)
+    special = read_special_tokens(folder, CLASSES, _DEFAULTS, {"add_bos_token": True})
     if os.path.lexists(folder / "tokenizer.json"):
         tokenizer = Tokenizer(folder, vocab_size)
     else:
@@ -72,7 +71,7 @@ def _describe(folder: Path, special: SpecialTokens) -> str:
     return json.dumps(
         {
             "version": "1.0",
-            "added_tokens": _number_tokens(special, numbers),
+            "added_tokens": special.number(numbers),
             "normalizer": _NORMALIZER,
             "pre_tokenizer": _PRE_TOKENIZER,
             "model": {
@@ -86,13 +85,6 @@ def _describe(folder: Path, special: SpecialTokens) -> str:
             },
         }
     )
-
-
-def _number_tokens(special: SpecialTokens, vocabulary: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the special tokens with their ids; tokens that the vocabulary lacks follow its tokens."""
-    lacking = [token["content"] for token in special.added if token["content"] not in vocabulary]
-    ids = {content: len(vocabulary) + index for index, content in enumerate(lacking)} | vocabulary
-    return [{"id": ids[token["content"]], **token} for token in special.added]
 
 
 def _read_merges(path: Path) -> list[str]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from model.errors import ModelError
-from model.loading import clip_tokenizer
+from model.loading import clip_tokenizer, t5_tokenizer
 from model.loading.text_tokenizer import TextTokenizer
 from model.loading.tokenizer import CODE
 
-_OPEN: dict[str, Callable[[Path, int, int], TextTokenizer]] = dict.fromkeys(
-    clip_tokenizer.CLASSES, clip_tokenizer.open_clip_tokenizer
-)
+_OPEN: dict[str, Callable[[Path, int, int], TextTokenizer]] = {
+    **dict.fromkeys(clip_tokenizer.CLASSES, clip_tokenizer.open_clip_tokenizer),
+    **dict.fromkeys(t5_tokenizer.CLASSES, t5_tokenizer.open_t5_tokenizer),
+}
 
 
 def open_text_tokenizer(folder: Path, class_name: str, vocab_size: int, rows: int) -> TextTokenizer:

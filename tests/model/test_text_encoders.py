@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.config.text_encoders import ClipTextConfig
+from model.config.text_encoders import ClipTextConfig, TextEncoderConfig
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families.tasks import AUTOENCODER, TEXT_ENCODER
+from model.layers.relative_attention import RelativePositions
 from model.loading.component import LoadedComponent
 from model.runners.component import KernelComponent, ReferenceComponent
 from tests.model.text_encoder_oracles import (
     CLIP,
     ENCODERS,
     STORED,
+    T5,
     TEXTS,
     draw_ids,
     draw_weights,
@@ -31,7 +33,17 @@ RECORDED = dict(np.load(STORED))
 
 
 def open_encoder(folder: Path, name: str, dtype: str) -> LoadedComponent:
-    return LoadedComponent.open(write_encoder(folder, ENCODERS[name].fields), TEXT_ENCODER, dtype)
+    model = LoadedComponent.open(write_encoder(folder, ENCODERS[name].fields), TEXT_ENCODER, dtype)
+    assert isinstance(model.config, TextEncoderConfig)
+    return model.resize(model.config.with_rows(ENCODERS[name].rows))
+
+
+def draw_inputs(name: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the inputs of an encoder for a batch of texts."""
+    encoder = ENCODERS[name]
+    ids, mask = draw_ids(encoder, seed)
+    lengths = mask.sum(axis=1, keepdims=True) if encoder.masked else np.full((TEXTS, 1), encoder.rows)
+    return {"ids": ids} | ({"text_lengths": lengths} if name.startswith("t5") else {})
 
 
 def assert_equal(name: str, model: LoadedComponent, outputs: dict[str, np.ndarray], dtype: str) -> None:
@@ -54,9 +66,8 @@ def assert_equal(name: str, model: LoadedComponent, outputs: dict[str, np.ndarra
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_reference_gives_the_states_of_transformers(tmp_path: Path, name: str, dtype: str) -> None:
     model = open_encoder(tmp_path, name, dtype)
-    ids, _ = draw_ids(ENCODERS[name], 0)
     for ranks in (1, 2):
-        assert_equal(name, model, ReferenceComponent(model, ranks).run({"ids": ids}), dtype)
+        assert_equal(name, model, ReferenceComponent(model, ranks).run(draw_inputs(name)), dtype)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +78,19 @@ def test_the_reference_gives_the_states_of_transformers(tmp_path: Path, name: st
         ("clip projected", "trn2", 2, "float32"),
         ("clip projected", "trn3", 1, "bfloat16"),
         ("clip gelu, one block, legacy end", "trn3", 3, "float32"),
+        ("t5", "trn1", 1, "float32"),
+        ("t5", "trn2", 2, "bfloat16"),
+        ("t5 masked", "trn2", 2, "float32"),
+        ("t5 masked", "trn3", 1, "bfloat16"),
+        ("t5 relu, few buckets", "trn2", 1, "float32"),
+        ("t5 beyond the last distance", "trn2", 2, "float32"),
     ],
 )
 def test_the_kernels_give_the_states_of_transformers(
     tmp_path: Path, name: str, target: str, ranks: int, dtype: str
 ) -> None:
     model = open_encoder(tmp_path, name, dtype)
-    ids, _ = draw_ids(ENCODERS[name], 0)
-    outputs = KernelComponent(model, SimulatedDevice(target, ranks), len(ids)).run({"ids": ids})
+    outputs = KernelComponent(model, SimulatedDevice(target, ranks), TEXTS).run(draw_inputs(name))
     assert_equal(name, model, outputs, dtype)
 
 
@@ -196,6 +212,116 @@ def test_refuses_more_ranks_than_heads(tmp_path: Path) -> None:
     config = open_encoder(tmp_path, "clip", "float32").config
     assert config.refusal(3) is None
     assert config.refusal(4) == "4 ranks for 3 heads; each rank needs one, so this encoder takes 1 to 3 ranks"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            dict(position_embedding_type="rope"),
+            "position_embedding_type: the field is not known, so it may change",
+        ),
+        (dict(is_decoder=True), "is_decoder: true; only encoders are computed"),
+        (dict(d_kv=7), "d_kv: 7; the kernels of attention take even sizes"),
+        (
+            dict(feed_forward_proj="gated-tanh"),
+            "feed_forward_proj: 'gated-tanh'; computed are relu, gated-gelu,",
+        ),
+        (dict(is_gated_act=False), "is_gated_act: False contradicts feed_forward_proj, gated-gelu"),
+        (dict(dense_act_fn="relu"), "dense_act_fn: 'relu' contradicts feed_forward_proj, gated-gelu"),
+        (
+            dict(relative_attention_num_buckets=2),
+            "relative_attention_num_buckets: 2 is not an even number from 4",
+        ),
+        (
+            dict(relative_attention_num_buckets=31),
+            "relative_attention_num_buckets: 31 is not an even number from 4",
+        ),
+        (
+            dict(relative_attention_max_distance=8),
+            "relative_attention_max_distance: 8 is not above a quarter of relative_attention_num_buckets, 32",
+        ),
+        (dict(relative_attention_num_buckets=34), "relative_attention_bias.weight has shape (32, 3)"),
+        (dict(num_heads=4), "SelfAttention.q.weight has shape (24, 36); config.json asks for (32, 36)"),
+        (dict(num_layers=3), "tensor encoder.block.2.layer.0.layer_norm.weight is missing"),
+        (
+            dict(feed_forward_proj="relu", is_gated_act=False, dense_act_fn="relu"),
+            "DenseReluDense.wi.weight is",
+        ),
+    ],
+)
+def test_refuses_t5_configs_that_it_does_not_compute(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    weights = draw_weights(T5)
+    with pytest.raises(ModelError) as error:
+        LoadedComponent.open(rewrite(tmp_path / "refused", T5 | fields, weights), TEXT_ENCODER)
+    assert message in str(error.value)
+    accepted = dict(is_decoder=False, relative_attention_max_distance=9, dropout_rate=0.5, n_positions=7)
+    model = LoadedComponent.open(rewrite(tmp_path / "twin", T5 | accepted, weights), TEXT_ENCODER)
+    assert model.config.rows == 7
+
+
+def test_reads_the_encoder_of_a_whole_t5(tmp_path: Path) -> None:
+    """Tensors of the decoder, and a second name of the embedding, are not read; other tensors are refused."""
+    weights = draw_weights(T5)
+    table = weights["shared.weight"]
+    surplus = {
+        "encoder.embed_tokens.weight": table,
+        "decoder.embed_tokens.weight": table,
+        "lm_head.weight": table,
+    }
+    LoadedComponent.open(rewrite(tmp_path, T5, weights | surplus), TEXT_ENCODER)
+    with pytest.raises(ModelError, match=r"encoder\.other is not a tensor of T5EncoderModel"):
+        LoadedComponent.open(rewrite(tmp_path, T5, weights | {"encoder.other": table}), TEXT_ENCODER)
+
+
+def test_padding_does_not_change_the_states_of_a_text(tmp_path: Path) -> None:
+    model = open_encoder(tmp_path, "t5 masked", "float32")
+    inputs = draw_inputs("t5 masked")
+    device = KernelComponent(model, SimulatedDevice("trn2", 1), TEXTS)
+    reference = ReferenceComponent(model)
+    changed = np.where(np.arange(19) < inputs["text_lengths"], inputs["ids"], 7)
+    device.run(inputs)
+    for component in (device, reference):
+        states, changed_states = (
+            component.run(inputs | {"ids": ids})["x"] for ids in (inputs["ids"], changed)
+        )
+        is_token = np.arange(19) < inputs["text_lengths"]
+        assert np.array_equal(states[is_token], changed_states[is_token]) and not is_token.all()
+        assert not np.array_equal(states, changed_states)
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (12, 9), (4, 2), (32, 9), (64, 1000), (20, 77)])
+@pytest.mark.parametrize("rows", [1, 2, 17, 300])
+def test_distances_have_the_buckets_of_the_definition(buckets: int, distance: int, rows: int) -> None:
+    """A bucket k of n beyond the first e begins at the distance e * (distance / e)^(k / n), in whole numbers here."""
+    half = buckets // 2
+    exact = half // 2
+    remaining = half - exact
+
+    def find_bucket(magnitude: int) -> int:
+        if magnitude < exact:
+            return magnitude
+        begun = [
+            k for k in range(remaining) if magnitude**remaining * exact**k >= distance**k * exact**remaining
+        ]
+        return exact + begun[-1]
+
+    expected = [find_bucket(abs(number)) + half * (number > 0) for number in range(1 - rows, rows)]
+    assert RelativePositions(buckets, distance, rows).list_buckets().tolist() == expected
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (12, 9), (4, 2), (64, 1000), (20, 77)])
+def test_installed_transformers_has_the_same_buckets(buckets: int, distance: int) -> None:
+    torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+    pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    numbers = torch.arange(-2000, 2001)
+    expected = T5Attention._relative_position_bucket(numbers, True, buckets, distance)
+    assert RelativePositions(buckets, distance, 2001).list_buckets().tolist() == expected.tolist()
 
 
 @pytest.mark.deep

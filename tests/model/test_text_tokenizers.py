@@ -13,7 +13,7 @@ import tokenizers
 from model.errors import ModelError
 from model.loading.clip_tokenizer import open_clip_tokenizer
 from model.loading.text_tokenizers import open_text_tokenizer
-from tests.model.text_encoder_oracles import PROMPTS, STORED, TOKENIZERS, Words, record_ids
+from tests.model.text_encoder_oracles import PROMPTS, STORED, TOKENIZERS, Words, record_words
 
 RECORDED = dict(np.load(STORED))
 VOCABULARY = 1000
@@ -155,4 +155,4 @@ def test_refuses_texts_with_lone_surrogates(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_installed_transformers_gives_the_recorded_ids(name: str) -> None:
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
-    assert np.array_equal(record_ids(TOKENIZERS[name]), RECORDED[f"{name}: ids"])
+    assert np.array_equal(record_words(TOKENIZERS[name]), RECORDED[f"{name}: ids"])

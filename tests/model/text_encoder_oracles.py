@@ -1,11 +1,12 @@
 """Tiny text encoders and tokenizers, and what transformers makes of their texts, stored for tests.
 
-`python -m tests.model.text_encoder_oracles` writes `text_encoder_oracles.npz` with transformers 5.20.2. Tests read this
-file where transformers is not installed.
+`python -m tests.model.text_encoder_oracles` writes `text_encoder_oracles.npz` with transformers 5.20.2, sentencepiece
+0.2.3 and protobuf. Tests read this file where they are not installed.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
@@ -44,6 +45,37 @@ CLIP: dict[str, Any] = dict(
 )
 
 
+T5: dict[str, Any] = dict(
+    architectures=["T5EncoderModel"],
+    classifier_dropout=0.0,
+    d_ff=50,
+    d_kv=8,
+    d_model=36,
+    decoder_start_token_id=0,
+    dense_act_fn="gelu_new",
+    dropout_rate=0.1,
+    eos_token_id=1,
+    feed_forward_proj="gated-gelu",
+    initializer_factor=1.0,
+    is_encoder_decoder=True,
+    is_gated_act=True,
+    layer_norm_epsilon=1e-6,
+    model_type="t5",
+    num_decoder_layers=2,
+    num_heads=3,
+    num_layers=2,
+    output_past=True,
+    pad_token_id=0,
+    relative_attention_max_distance=128,
+    relative_attention_num_buckets=32,
+    tie_word_embeddings=False,
+    torch_dtype="bfloat16",
+    transformers_version="4.43.3",
+    use_cache=True,
+    vocab_size=50,
+)
+
+
 @dataclass(frozen=True)
 class Encoder:
     """A text encoder: its config.json, rows of a padded text, and whether padding is masked."""
@@ -59,6 +91,21 @@ ENCODERS = {
         CLIP | dict(hidden_act="gelu", num_hidden_layers=1, eos_token_id=2), 13
     ),
     "clip projected": Encoder(CLIP | dict(architectures=["CLIPTextModelWithProjection"]), 13),
+    "t5": Encoder(T5, 19),
+    "t5 masked": Encoder(T5, 19, masked=True),
+    "t5 relu, few buckets": Encoder(
+        T5
+        | dict(
+            dense_act_fn="relu",
+            feed_forward_proj="relu",
+            is_gated_act=False,
+            relative_attention_max_distance=9,
+            relative_attention_num_buckets=12,
+        ),
+        17,
+        masked=True,
+    ),
+    "t5 beyond the last distance": Encoder(T5 | dict(d_model=10, num_layers=1), 143, masked=True),
 }
 
 
@@ -81,7 +128,29 @@ def draw_ids(encoder: Encoder, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def list_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a checkpoint by name, as older versions of transformers write them."""
-    return list_clip_shapes(fields)
+    return list_t5_shapes(fields) if fields["model_type"] == "t5" else list_clip_shapes(fields)
+
+
+def list_t5_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of T5's tensors by name."""
+    hidden, inner, heads = fields["d_model"], fields["d_ff"], fields["num_heads"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "shared.weight": (fields["vocab_size"], hidden),
+        "encoder.final_layer_norm.weight": (hidden,),
+    }
+    table = (fields["relative_attention_num_buckets"], heads)
+    shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] = table
+    for number in range(fields["num_layers"]):
+        layer = f"encoder.block.{number}.layer."
+        for letter in "qkv":
+            shapes[f"{layer}0.SelfAttention.{letter}.weight"] = (heads * fields["d_kv"], hidden)
+        shapes[f"{layer}0.SelfAttention.o.weight"] = (hidden, heads * fields["d_kv"])
+        for name in ("wi_0", "wi_1") if fields["is_gated_act"] else ("wi",):
+            shapes[f"{layer}1.DenseReluDense.{name}.weight"] = (inner, hidden)
+        shapes[f"{layer}1.DenseReluDense.wo.weight"] = (hidden, inner)
+        for norm in (0, 1):
+            shapes[f"{layer}{norm}.layer_norm.weight"] = (hidden,)
+    return shapes
 
 
 def list_clip_shapes(fields: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -113,7 +182,8 @@ def draw_weights(fields: dict[str, Any]) -> dict[str, np.ndarray]:
     for name, shape in list_shapes(fields).items():
         numbers = rng.standard_normal(shape)
         if len(shape) > 1:
-            numbers *= 1.5 / shape[-1] ** 0.5 if "embed" not in name else 0.7
+            is_table = "embed" in name or name.startswith("shared")
+            numbers *= 0.7 if is_table else 1.5 if "bias" in name else 1.5 / shape[-1] ** 0.5
         else:
             numbers = 0.5 * numbers + name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
         weights[name] = (numbers.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -135,7 +205,9 @@ def run_transformers(model: Any, encoder: Encoder, seed: int) -> dict[str, np.nd
     ids, mask = (torch.from_numpy(array).long() for array in draw_ids(encoder, seed))
     with torch.no_grad():
         encoded = model(ids, attention_mask=mask if encoder.masked else None, output_hidden_states=True)
-    outputs = {"x": encoded.last_hidden_state, "penultimate": encoded.hidden_states[-2]}
+    outputs = {"x": encoded.last_hidden_state}
+    if "hidden_act" in encoder.fields:
+        outputs["penultimate"] = encoded.hidden_states[-2]
     pooled = getattr(encoded, "text_embeds", getattr(encoded, "pooler_output", None))
     outputs |= {} if pooled is None else {"pooled": pooled}
     return {name: tensor.double().numpy() for name, tensor in outputs.items()}
@@ -282,14 +354,134 @@ PROMPTS = [
 ]
 
 
-def record_ids(words: Words) -> np.ndarray:
-    """Return the ids and the masks that transformers makes of the prompts, int32 [2, prompts, rows]."""
+RULES = {
+    "ﬁ": "fi",
+    "\u00a0": " ",
+    "\t": " ",
+    "\n": " ",
+    "\u200b": "",
+    "É": "é",
+    "e\u0301": "é",
+    "½": "1/2",
+    "…": "...",
+}
+"""Normalisation of the first model of pieces, in the form of sentencepiece's rules."""
+SENTENCES = [
+    *PROMPTS[:2],
+    "a large triangle left of the square, it's above 10000 red circles!",
+    "café ... 1/2 (x)",
+]
+
+
+def train_pieces(normalises: bool) -> bytes:
+    """Return the spiece.model of a unigram model of a few pieces, with or without rules of normalisation.
+
+    The model without rules has a symbol of a user; transformers splits texts at such symbols only if
+    tokenizer_config.json lists no tokens, and sentencepiece always does.
+    """
+    import sentencepiece
+
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        for source, replacement in RULES.items():
+            rules.write(
+                "\t".join(" ".join(f"{ord(sign):X}" for sign in text) for text in (source, replacement))
+            )
+            rules.write("\n")
+        rules.flush()
+        stream = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(SENTENCES * 3),
+            model_writer=stream,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            user_defined_symbols=[] if normalises else ["<new>"],
+            num_threads=1,
+            minloglevel=2,
+            **(
+                {"normalization_rule_tsv": rules.name}
+                if normalises
+                else {"normalization_rule_name": "identity"}
+            ),
+        )
+    return stream.getvalue()
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A T5 tokenizer: files by name, ids of a padded text, and whether its model normalises texts."""
+
+    files: dict[str, Any]
+    rows: int
+    normalises: bool
+
+    @property
+    def key(self) -> str:
+        """Name of the model of pieces among the recordings."""
+        return f"spiece.model{' with rules' if self.normalises else ''}"
+
+    def write(self, folder: Path, model: bytes) -> Path:
+        """Write the files of the tokenizer and return the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spiece.model").write_bytes(model)
+        for name, content in self.files.items():
+            (folder / name).write_text(json.dumps(content))
+        return folder
+
+
+SENTINELS = [f"<extra_id_{number}>" for number in range(100)]
+T5_NAMES = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+T5_TOKENIZERS = {
+    "t5 with rules": Pieces(
+        {
+            "tokenizer_config.json": T5_NAMES
+            | dict(
+                additional_special_tokens=SENTINELS, extra_ids=100, legacy=True, tokenizer_class="T5Tokenizer"
+            ),
+            "special_tokens_map.json": {
+                **{name: describe_token(content, False) for name, content in T5_NAMES.items()},
+                "additional_special_tokens": SENTINELS,
+            },
+        },
+        40,
+        normalises=True,
+    ),
+    "t5 without rules and configs": Pieces({}, 12, normalises=False),
+    "t5 with few sentinels": Pieces({"tokenizer_config.json": dict(extra_ids=3)}, 30, normalises=False),
+}
+T5_PROMPTS = [
+    *PROMPTS,
+    "a </s> red<pad>  <extra_id_0>x <extra_id_5> <new><unk>",
+    "▁a▁red ▁",
+    "ﬁ½… red\u00a0circle",
+]
+
+
+def record_ids(tokenizer: Any, prompts: list[str], rows: int) -> np.ndarray:
+    """Return the ids and the masks that a tokenizer of transformers makes of prompts, int32 [2, prompts, rows]."""
+    encoded = tokenizer(prompts, padding="max_length", max_length=rows, truncation=True)
+    return np.array([encoded["input_ids"], encoded["attention_mask"]], np.int32)
+
+
+def record_words(words: Words) -> np.ndarray:
+    """Return the ids and the masks that transformers makes of the prompts with a CLIP tokenizer."""
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = transformers.CLIPTokenizer.from_pretrained(words.write(Path(folder)))
-    encoded = tokenizer(PROMPTS, padding="max_length", max_length=words.rows, truncation=True)
-    return np.array([encoded["input_ids"], encoded["attention_mask"]], np.int32)
+    return record_ids(tokenizer, PROMPTS, words.rows)
+
+
+def record_pieces(pieces: Pieces, model: bytes) -> np.ndarray:
+    """Return the ids and the masks that transformers makes of the prompts with a T5 tokenizer."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = transformers.T5Tokenizer.from_pretrained(pieces.write(Path(folder), model))
+    return record_ids(tokenizer, T5_PROMPTS, pieces.rows)
 
 
 def record_all() -> Iterator[tuple[str, np.ndarray]]:
@@ -298,7 +490,11 @@ def record_all() -> Iterator[tuple[str, np.ndarray]]:
         for key, array in record_encoder(encoder).items():
             yield f"{name}: {key}", np.asarray(array, np.float32)
     for name, words in TOKENIZERS.items():
-        yield f"{name}: ids", record_ids(words)
+        yield f"{name}: ids", record_words(words)
+    models = {normalises: train_pieces(normalises) for normalises in (True, False)}
+    for name, pieces in T5_TOKENIZERS.items():
+        yield pieces.key, np.frombuffer(models[pieces.normalises], np.uint8)
+        yield f"{name}: ids", record_pieces(pieces, models[pieces.normalises])
 
 
 if __name__ == "__main__":
