@@ -7,7 +7,8 @@ Dimensions:
     T = (L + 2 * padding - U) // stride + 1.
 
 Arguments:
-    x          [N, C, L] @ HBM, float32 or bfloat16; positions beyond the sequence count as zeros
+    x          [N, C, L] @ HBM, float32 or bfloat16; positions beyond the sequence count as zeros. Or images
+               [N, C, H, W], whose L = H * W pixels follow one another row by row
     w          [U, C, O] @ HBM, float32 or bfloat16; read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None; with as_rows read in x's dtype
     stride     compile-time int from 1 on
@@ -63,8 +64,9 @@ def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False,
     Returns y [N, O, T] in x's dtype in shared HBM, or [N * T, O] with as_rows. The module docstring describes
     the arguments. AssertionError if they do not fit together or exceed its limits; `added` needs as_rows.
     """
-    expect_dims(3, x, "x [N, C, L]")
+    assert len(x.shape) in (3, 4), f"expected x [N, C, L] or [N, C, H, W], not a tensor of shape {x.shape}"
     expect_dims(3, w, "w [U, C, O]")
+    x = x if len(x.shape) == 3 else x.flatten_dims(2, 3)
     sequences, channels, length = x.shape
     taps, inputs, outputs = w.shape
     assert inputs == channels, (
@@ -107,9 +109,9 @@ def conv1d_reference(
 
     y is [N, O, T], or with as_rows [N * T, O], to which `added` [T, O] is added for each sequence.
     """
-    y = conv2d_reference(widened(x)[:, :, None], w[None], bias, (1, stride), (0, padding), activation)[
-        :, :, 0
-    ]
+    y = conv2d_reference(
+        widened(x).reshape(*x.shape[:2], 1, -1), w[None], bias, (1, stride), (0, padding), activation
+    )[:, :, 0]
     if not as_rows:
         return y.astype(x.dtype)
     rows = y.transpose(0, 2, 1) + (0.0 if added is None else widened(added))

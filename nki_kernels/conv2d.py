@@ -8,7 +8,8 @@ Dimensions:
     s, t strides, p, q paddings before and p', q' after rows and columns; H' = (H + p + p' - U) // s + 1, W' likewise.
 
 Arguments:
-    x          [N, C, H, W] @ HBM, float32 or bfloat16; elements beyond the image count as zeros
+    x          [N, C, H, W] @ HBM, float32 or bfloat16; elements beyond the image count as zeros. With `image` also
+               [N * H * W, C], rows of hidden states
     w          [U, V, C, O] @ HBM, float32 or bfloat16; read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None
     stride     compile-time pair of ints from 1 on
@@ -16,6 +17,7 @@ Arguments:
     activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
     padding_end compile-time pair of ints likewise: p', q'; None for p, q
     added      [N, O, H', W'] @ HBM, x's dtype, or None: the residual of a block
+    image      compile-time pair of ints or None: (H, W) where x is rows; then windows are single pixels
     returns y  [N, O, H', W'] @ HBM, x's dtype
 
 Layout
@@ -70,16 +72,39 @@ cores = (1, 2)
 
 
 @nki.jit
-def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None, padding_end=None, added=None):
+def conv2d(
+    x,
+    w,
+    bias=None,
+    stride=(1, 1),
+    padding=(0, 0),
+    activation=None,
+    padding_end=None,
+    added=None,
+    image=None,
+):
     """Convolve images x with windows w, add the bias, apply the activation, and add `added` if it is given.
 
     Returns y [N, O, H', W'] in x's dtype, in shared HBM. The module docstring describes the arguments and
     limits; AssertionError if the arguments violate them.
     """
-    expect_dims(4, x, "x [N, C, H, W]")
     expect_dims(4, w, "w [U, V, C, O]")
-    images, channels, height, width = x.shape
     rows, columns, inputs, outputs = w.shape
+    if image is None:
+        expect_dims(4, x, "x [N, C, H, W]")
+        images, channels, height, width = x.shape
+    else:
+        expect_dims(2, x, "x [N * H * W, C]")
+        (height, width), channels = image, x.shape[1]
+        pixels = height * width
+        assert pixels > 0 and x.shape[0] % pixels == 0, (
+            f"x has {x.shape[0]} rows, which are no whole images of {height} x {width} pixels"
+        )
+        images = x.shape[0] // pixels
+        assert (rows, columns, stride, padding) == (1, 1, (1, 1), (0, 0)), (
+            f"rows of hidden states take windows of one pixel, not {rows} x {columns} with stride {stride} and "
+            f"padding {padding}"
+        )
     assert inputs == channels, (
         f"w has {inputs} input channels for x of {channels}: give w [U, V, C, O] for x [N, C, H, W]"
     )
@@ -96,11 +121,19 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None, padd
         (images, outputs, windows.rows * windows.columns), dtype=x.dtype, buffer=nl.shared_hbm
     )
     y = pixels.reshape((images, outputs, windows.rows, windows.columns))
+    if image is not None:
+        # Images of one row: a stripe is then a range of rows of x, which DMA transposes.
+        windows = Windows(images, (1, height * width), (1, 1), (1, 1), (0, 0))
+        x = x.reshape_dim(0, (images, height * width))
     first, end = find_core_range(outputs, PARTITIONS, nl.program_id(0))
     taps = w.flatten_dims(0, 1)[:, :, first:end]
     bias_columns = bias[:, first:end] if bias is not None else None
     summands = added[:, first:end, :, :] if added is not None else None
-    convolve(y[:, first:end, :, :], x, taps, bias_columns, windows, function, summands)
+    results = y[:, first:end, :, :]
+    if image is not None:
+        results = results.flatten_dims(2, 3).expand_dim(2)
+        summands = summands.flatten_dims(2, 3).expand_dim(2) if added is not None else None
+    convolve(results, x, taps, bias_columns, windows, function, summands)
     return y
 
 
@@ -113,8 +146,11 @@ def conv2d_reference(
     activation: str | None = None,
     padding_end: tuple[int, int] | None = None,
     added: np.ndarray | None = None,
+    image: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Compute y with NumPy: one float32 product of all windows of x as rows with w, rounded to x's dtype at the end."""
+    if image is not None:
+        x = x.reshape(-1, *image, x.shape[1]).transpose(0, 3, 1, 2)
     padded = np.pad(widened(x), ((0, 0), (0, 0), *zip(padding, padding_end or padding)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(2, 3))
     windows = windows[:, :, :: stride[0], :: stride[1]].transpose(0, 2, 3, 4, 5, 1)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from model.config.autoencoder import AutoencoderConfig, Half
 from model.config.component import refuse_unread
 from model.config.fields import Fields
+from model.layers.image.attention import PixelAttention
 from model.layers.image.convolution import ConvolutionLayer, ImageSize
 from model.layers.image.output import ImageOutput
 from model.layers.image.residual import ResidualBlock
@@ -59,10 +60,6 @@ def read_autoencoder(fields: Fields) -> AutoencoderConfig:
     if side < 1:
         raise fields.error(
             "sample_size", f"{sample_size} is less than a pixel of a latent, which has {scale}"
-        )
-    if fields.flag("mid_block_add_attention", default=True):
-        fields.unsupported(
-            "mid_block_add_attention", "attention of the middle block is not computed; false is known"
         )
     config = AutoencoderConfig(
         rows=side * side,
@@ -167,7 +164,13 @@ def _list_encoder(config: AutoencoderConfig) -> Iterator[Layer]:
 
 
 def _list_middle(config: AutoencoderConfig, half: str, size: ImageSize) -> Iterator[Layer]:
-    """Yield the middle layers of a half, whose tensors' names begin with `half`: two residual blocks."""
+    """Yield the middle layers of a half, whose tensors' names begin with `half`: two residual blocks.
+
+    With `mid_block_add_attention` there is a layer of attention between them.
+    """
     for number in range(2):
+        if number == 1 and config.mid_block_add_attention:
+            tensor = f"{half}.mid_block.attentions.0"
+            yield PixelAttention("middle.attention", size, tensor, config.norm_num_groups)
         tensor = f"{half}.mid_block.resnets.{number}"
         yield ResidualBlock(f"middle.{number}", size, tensor, size.channels, config.norm_num_groups)

@@ -224,16 +224,23 @@ class Row(Cut):
         return np.array(tensor).reshape(1, -1)
 
 
+@dataclass(frozen=True)
 class Taps(Cut):
-    """Cut of a convolution [out, in, taps] or [out, in, rows, columns] that keeps it whole as [..., in, out]."""
+    """Cut of a convolution [out, in, taps] or [out, in, rows, columns] that keeps it whole as [..., in, out].
+
+    The result has `single` more axes of size 1 in front: a projection [out, in] is a window of one element.
+    """
+
+    single: int = 0
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return (taps, in, out) for a weight of shape (out, in, taps), (rows, columns, in, out) for one of images."""
-        return (*tensor_shape[2:], tensor_shape[1], tensor_shape[0])
+        return (*(1,) * self.single, *tensor_shape[2:], tensor_shape[1], tensor_shape[0])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a contiguous copy of the weight with its axes in the order of `shape`."""
-        return np.ascontiguousarray(np.asarray(tensor).transpose(*range(2, tensor.ndim), 1, 0))
+        """Return a contiguous copy of the weight in the layout of `shape`."""
+        weight = np.asarray(tensor).transpose(*range(2, tensor.ndim), 1, 0)
+        return np.ascontiguousarray(weight).reshape(self.shape(tensor.shape, shard))
 
 
 class Transposed(MatrixCut):

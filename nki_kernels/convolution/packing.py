@@ -18,7 +18,7 @@ import nki.language as nl
 from nki_kernels.convolution.cells import MOST_TILES, count_groups, find_side
 from nki_kernels.convolution.windows import find_region_ranges, measure_box
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, allocate_aligned_tile, blocks, cast, load, ranges
 
 COLUMN_BYTES = 150
 """Bytes that HBM moves while one column streams through the Tensor engine: 358 GB/s at 2.4 GHz on trn2."""
@@ -187,6 +187,8 @@ def repeat_for_groups(tile, pack, dtype):
 def load_packed(x, windows, stripes, pack):
     """Load what stripes read of images x [N, C, H, W] @ HBM, each stripe in its group of partitions.
 
+    Images of one row may be given as rows x [N, W, C] for windows of one element; DMA transposes them.
+
     Return one region @ SBUF for each block of channels: [(group, column of tap, row of tap, channel), image, row,
     column] of x's dtype. Row r of a region is row r * stride / `row_step` of the image, counted from the stripe's first
     row. Elements beyond the image are zeros; elements that no step reads stay unwritten.
@@ -194,7 +196,8 @@ def load_packed(x, windows, stripes, pack):
     Args:
         stripes: boxes of results, at most `pack.groups`.
     """
-    across = x.permute((1, 0, 2, 3))
+    as_rows = len(x.shape) == 3
+    across = None if as_rows else x.permute((1, 0, 2, 3))
     regions = []
     for block in range(len(pack.blocks)):
         first, end = pack.blocks[block]
@@ -204,7 +207,7 @@ def load_packed(x, windows, stripes, pack):
             most = (max(most[0], sizes[0]), max(most[1], sizes[1]), max(most[2], sizes[2]))
         height = pack.count_partitions(block)
         shape = ((len(stripes) - 1) * pack.side + height,) + most
-        region = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+        region = allocate_aligned_tile(shape, x.dtype)
         alike = True
         for stripe in stripes:
             alike = alike and stripe[2] == stripes[0][2]
@@ -216,7 +219,10 @@ def load_packed(x, windows, stripes, pack):
             stripe_region = region[first_row : first_row + height, 0:images, 0:rows, 0:columns]
             if not alike:
                 clear_columns(stripe_region, windows, stripes[group], pack)
-            load_stripe(stripe_region, across[first:end], windows, stripes[group], pack)
+            if as_rows:
+                transpose_stripe(stripe_region, x[:, :, first:end], stripes[group])
+            else:
+                load_stripe(stripe_region, across[first:end], windows, stripes[group], pack)
         regions.append(region)
     return regions
 
@@ -256,6 +262,16 @@ def load_stripe(region, across, windows, stripe, pack):
             ]
             target = region[first_row : first_row + height, :, upper:lower, begin:stop]
             load_image_rows(target, source, pack, stop - begin < region.shape[3])
+
+
+def transpose_stripe(region, rows, stripe):
+    """Load what a stripe of images of one row reads of rows [image, column, channel] @ HBM, transposed by DMA.
+
+    `region` is [channel, image, row, column] @ SBUF.
+    """
+    (first_image, end_image), (left, right) = stripe[0], stripe[2]
+    for image in range(first_image, end_image):
+        nisa.dma_transpose(dst=region[:, image - first_image, 0, :], src=rows[image, left:right])
 
 
 def load_image_rows(target, source, pack, has_gaps):

@@ -49,17 +49,19 @@ def count_resident_outputs(pack, w, dtype):
 
 
 def lay_out_pack(x, w, windows, shortest):
-    """Return the pack of taps for x [N, C, H, W] and w [taps, C, O]; set `windows` to the regions that it loads.
+    """Return the pack of taps for images x and w [taps, C, O]; set `windows` to the regions that it loads.
 
     `shortest` is the side of the smallest tile of the PE array that the pack may use.
     """
-    pack = choose_pack(windows, x.shape[1], w.shape[2], x.dtype, shortest)
+    pack = choose_pack(windows, w.shape[1], w.shape[2], x.dtype, shortest)
     windows.lay_out(pack)
     return pack
 
 
 def convolve(y, x, w, bias, windows, function, added=None):
     """Store function(convolution + bias) + added of images x [N, C, H, W] to y [N, O, H', W'], all in HBM.
+
+    Images of one row may be given as rows x [N, W, C] for windows of one element.
 
     Args:
         w: weights [taps, C, O], with the taps of a window row by row.

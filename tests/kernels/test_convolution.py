@@ -131,7 +131,7 @@ class TestConv1d(KernelTests):
         ],
         refusals=[
             refuse(
-                "expected x [N, C, L], not a tensor of shape (1, 6, 20, 3)", x=np.ones((1, 6, 20, 3), F32)
+                "expected x [N, C, L] or [N, C, H, W], not a tensor of shape (6, 20)", x=np.ones((6, 20), F32)
             ),
             refuse("w has 5 input channels for x of 6", w=np.ones((3, 5, 8), F32)),
             refuse("bias is [1, 8], not (1, 9)", bias=np.ones((1, 9), F32)),
@@ -359,6 +359,49 @@ class TestAddedImages(KernelTests):
                 (6, 128, (1, 1), F32, dict(bias=without_bias)),
             )
         ],
+    )
+
+
+def hidden_states(
+    image: tuple[int, int] = (5, 6), count: int = 1, channels: int = 6, outputs: int = 8, dtype: Any = F32
+) -> tuple[Any, ...]:
+    """Return rows of hidden states of some images, and weights, bias and images that are added."""
+    pixels = image[0] * image[1]
+    x = normal(1, count * pixels, channels, dtype=dtype)
+    w = normal(2, 1, 1, channels, outputs, dtype=dtype, scale=channels**-0.5)
+    added = normal(4, count, outputs, *image, dtype=dtype)
+    return x, w, normal(3, 1, outputs, dtype=dtype), (1, 1), (0, 0), None, None, added, image
+
+
+class TestHiddenStates(KernelTests):
+    """Rows of hidden states become images of channels; pixels around a bank, channels around a tile and its parts."""
+
+    case = KernelCase(
+        kernels.conv2d,
+        hidden_states,
+        every_chip=[
+            *vary(dtype=[*DTYPES], count=[1, 3], image=(7, 9), channels=40, outputs=24),
+            *vary(image=[(1, 511), (16, 32), (27, 19)], channels=20, outputs=130, dtype=BF16),
+            *vary(channels=[1, 64, 127, 128, 129, 300], image=(3, 5), count=2),
+            dict(added=lambda _: None, image=(3, 5), count=2),
+        ],
+        refusals=[
+            refuse("x has 31 rows, which are no whole images of 5 x 6 pixels", x=normal(1, 31, 6), added=None),
+            refuse("windows of one pixel, not 2 x 1", w=normal(2, 2, 1, 6, 8), added=None),
+            refuse("windows of one pixel, not 1 x 1 with stride (2, 1)", stride=(2, 1), added=None),
+        ],
+        two_cores=[dict(outputs=256)],
+    )
+
+
+def test_pixels_of_images_are_positions_of_sequences() -> None:
+    x, w, bias, *_ = sequences(2, 6, 20, 8)
+    rows = run(kernels.conv1d, (x, w, bias, 1, 0, None, True))
+    images_of_x = x.reshape(2, 6, 4, 5)
+    assert np.array_equal(run(kernels.conv1d, (images_of_x, w, bias, 1, 0, None, True)), rows)
+    reference = kernels.conv1d_reference
+    assert np.array_equal(
+        reference(images_of_x, w, bias, 1, 0, None, True), reference(x, w, bias, 1, 0, None, True)
     )
 
 

@@ -28,7 +28,7 @@ from tests.model.autoencoder_oracles import (
 )
 
 ORACLES = np.load(STORED)
-CASES = [pytest.param(case, half, id=f"{case}-{half.value}") for case in ["plain"] for half in Half]
+CASES = [pytest.param(case, half, id=f"{case}-{half.value}") for case in CONFIGS for half in Half]
 
 
 def list_shapes(case: str) -> dict[str, tuple[int, ...]]:
@@ -119,7 +119,6 @@ def test_stored_results_are_those_of_diffusers() -> None:
         (dict(scaling_factor=0), "scaling_factor: 0 is not a positive number"),
         (dict(shift_factor="1"), "shift_factor: '1' is not a finite number"),
         (dict(force_upcast=1), "force_upcast: 1 is neither true nor false"),
-        (dict(mid_block_add_attention=True), "mid_block_add_attention: attention of the middle block"),
         (dict(patch_size=2), "patch_size: the field is not known"),
     ],
 )
@@ -138,14 +137,14 @@ def test_refuses_an_autoencoder_as_another_component(tmp_path: Path) -> None:
 
 
 def test_absent_fields_have_the_values_of_diffusers(tmp_path: Path) -> None:
-    kept = ("_class_name", "mid_block_add_attention")
-    changes = {name: ... for name in CONFIGS["plain"] if name not in kept}
+    changes = {name: ... for name in CONFIGS["plain"] if name != "_class_name"}
     write_folder(tmp_path, "plain", {}, **changes | {"block_out_channels": [64]})
     config = read_component(tmp_path, AUTOENCODER)
     assert isinstance(config, AutoencoderConfig)
     assert (config.latent_channels, config.latent_rows, config.spatial_scale, config.rows) == (4, 32, 1, 1024)
     assert (config.scaling_factor, config.shift_factor, config.layers_per_block) == (0.18215, 0.0, 1)
     assert config.use_quant_conv and config.use_post_quant_conv and config.force_upcast
+    assert config.mid_block_add_attention
 
 
 def test_a_config_has_the_size_of_its_latents(tmp_path: Path) -> None:
