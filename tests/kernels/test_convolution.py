@@ -386,7 +386,9 @@ class TestHiddenStates(KernelTests):
             dict(added=lambda _: None, image=(3, 5), count=2),
         ],
         refusals=[
-            refuse("x has 31 rows, which are no whole images of 5 x 6 pixels", x=normal(1, 31, 6), added=None),
+            refuse(
+                "x has 31 rows, which are no whole images of 5 x 6 pixels", x=normal(1, 31, 6), added=None
+            ),
             refuse("windows of one pixel, not 2 x 1", w=normal(2, 2, 1, 6, 8), added=None),
             refuse("windows of one pixel, not 1 x 1 with stride (2, 1)", stride=(2, 1), added=None),
         ],

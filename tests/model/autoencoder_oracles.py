@@ -59,6 +59,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 """Fields of config.json by case: with convolutions of the latents, and with attention in the middle block."""
 
 
+TILED = ("plain",)
+"""Cases whose latents are larger than the tiles of `sample_size`, which are 4 x 4."""
+
+
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return the weight of a tensor, drawn by its name; sums of products keep the order of their inputs."""
     generator = np.random.default_rng(list(name.encode()))
@@ -104,14 +108,19 @@ def compute_oracles() -> dict[str, np.ndarray]:
             shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
             write_folder(Path(folder), case, shapes)
             results: dict[str, list[np.ndarray]] = {"decoder": [], "encoder": []}
+            if case in TILED:
+                results |= {"tiled decoder": [], "tiled encoder": []}
             for dtype in (torch.float64, torch.float32, torch.bfloat16):
                 model = AutoencoderKL.from_pretrained(folder, torch_dtype=dtype).to(dtype).eval()
-                with torch.no_grad():
-                    images = model.decode(torch.tensor(draw_latents(case)).to(dtype)).sample
-                    moments = model.encode(torch.tensor(draw_images(case)).to(dtype)).latent_dist
-                results["decoder"].append(images.double().numpy())
-                # `parameters` are the means and the log variances before the distribution clips these.
-                results["encoder"].append(moments.parameters.double().numpy())
+                for prefix in ("", "tiled ") if case in TILED else ("",):
+                    if prefix:
+                        model.enable_tiling()
+                    with torch.no_grad():
+                        images = model.decode(torch.tensor(draw_latents(case)).to(dtype)).sample
+                        moments = model.encode(torch.tensor(draw_images(case)).to(dtype)).latent_dist
+                    results[f"{prefix}decoder"].append(images.double().numpy())
+                    # `parameters` are the means and the log variances before the distribution clips these.
+                    results[f"{prefix}encoder"].append(moments.parameters.double().numpy())
         for half, (exact, wide, narrow) in results.items():
             oracles[f"{case} {half}"] = exact.astype(np.float32)
             errors = np.abs(wide - exact).max(), np.abs(narrow - exact).mean()

@@ -17,6 +17,7 @@ from model.families.tasks import AUTOENCODER, DENOISER
 from model.loading.component import LoadedComponent, read_component
 from model.mesh import Mesh
 from model.runners.component import KernelComponent, ReferenceComponent, make_step
+from model.runners.tiling import TiledComponent
 from tests.model.autoencoder_oracles import (
     CONFIGS,
     LATENT,
@@ -76,6 +77,65 @@ def test_kernels_compute_what_diffusers_does(
     model = open_half(write_folder(tmp_path, case, list_shapes(case)), half, dtype)
     kernels = KernelComponent(model, SimulatedDevice("trn2", ranks), batch=2)
     check(case, half, dtype, kernels.run(draw_inputs(case, half))["x"])
+
+
+@pytest.mark.parametrize("half", Half)
+def test_tiles_are_blended_as_in_diffusers(half: Half, tmp_path: Path) -> None:
+    """Tiles of 4 x 4 latents begin at rows 0 and 3 and columns 0, 3 and 6: four sizes."""
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), half)
+    sizes = []
+    tiled = tile_reference(model, sizes)
+    check("plain tiled", half, "float32", tiled.run(draw_inputs("plain", half))["x"])
+    assert sizes == [(4, 4), (4, 1), (2, 4), (2, 1)]
+
+
+@pytest.mark.parametrize("half", Half)
+def test_equal_tiles_need_one_size(half: Half, tmp_path: Path) -> None:
+    """Where one tile covers a pixel alone, its own result counts; between tiles lies a mean of both."""
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), half)
+    sizes = []
+    ((name, source),) = draw_inputs("plain", half).items()
+    result = tile_reference(model, sizes, equal_tiles=True).run({name: source})["x"]
+    assert sizes == [(4, 4)]
+    (scale, result_scale) = (1, 4) if half is Half.decoder else (4, 1)
+    tile = tile_reference(model, []).run({name: source[:, :, : 4 * scale, : 4 * scale]})["x"]
+    np.testing.assert_array_equal(
+        result[:, :, :result_scale, :result_scale], tile[:, :, :result_scale, :result_scale]
+    )
+    last = tile_reference(model, []).run({name: source[:, :, -4 * scale :, -4 * scale :]})["x"]
+    np.testing.assert_array_equal(
+        result[:, :, -result_scale:, -result_scale:], last[:, :, -result_scale:, -result_scale:]
+    )
+    assert result.shape[2:] == (5 * result_scale, 7 * result_scale)
+
+
+def test_images_of_one_tile_are_not_cut(tmp_path: Path) -> None:
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.decoder)
+    sizes = []
+    tile_reference(model, sizes, tile=8).run({"latents": draw_latents("plain")})
+    assert sizes == [LATENT]
+
+
+@pytest.mark.parametrize("tile", [3, 5, 0])
+def test_tiles_have_quarters(tile: int, tmp_path: Path) -> None:
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.encoder)
+    with pytest.raises(ModelError, match=f"a tile has {tile} rows of latents"):
+        tile_reference(model, [], tile=tile)
+    tiled = tile_reference(model, [], tile=4)
+    with pytest.raises(ModelError, match="images of 20 x 27 pixels; both are multiples of 4"):
+        tiled.run({"images": draw_images("plain")[:, :, :, 1:]})
+
+
+def tile_reference(model: LoadedComponent, sizes: list[tuple[int, int]], **options: Any) -> TiledComponent:
+    """Return a half that computes tiles with the reference, and appends each size that it is created for to `sizes`."""
+    config = model.config
+    assert isinstance(config, AutoencoderConfig)
+
+    def create(rows: int, columns: int) -> ReferenceComponent:
+        sizes.append((rows, columns))
+        return ReferenceComponent(model.resize(config.with_size(rows, columns)))
+
+    return TiledComponent(create, config, **options)
 
 
 def draw_inputs(case: str, half: Half) -> dict[str, np.ndarray]:
