@@ -21,19 +21,24 @@ from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, count_b
 SQUARED_BLOCKS = 16
 """Blocks whose squares are added on the Vector engine, while the Scalar engine squares the next ones."""
 
+SCALAR_SHARE = 2
+"""The Scalar engine copies one of so many PSUM banks of transposes to SBUF, the Vector engine the others."""
+
 
 @dataclass
 class BlockNorm(nl.NKIObject):
     """Weight and bias of a norm in SBUF, spread over the partitions, and its eps.
 
     weight, bias: results of `load_image_columns`, [partition, block, image] float32, or None. eps: the same number on
-    every partition, [row, 1] float32. image_rows: rows of an image; one image has all.
+    every partition, [row, 1] float32. image_rows: rows of an image; one image has all. scalar_share: the Scalar engine
+    applies weight and bias of a LayerNorm in one of so many PSUM banks of transposes.
     """
 
     weight: nl.NkiTensor | None
     bias: nl.NkiTensor | None
     eps: nl.NkiTensor
     image_rows: int
+    scalar_share: int = SCALAR_SHARE
 
 
 def load_norm_blocks(norm, eps, runs, tokens):

@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.norms.norm import compute_inverse_root
-from nki_kernels.tiles import blocks, broadcast_row, filled
+from nki_kernels.tiles import PARTITIONS, blocks, broadcast_row, filled
 
 SCRATCH_ELEMENTS = 2048
 """Elements per partition of the scratch tile for the terms of a row sum."""
@@ -221,7 +221,11 @@ def normalise_heads(tile, weight, head, eps):
     count = width // head
     heads = tile.reshape((rows, count, head))
     products = nl.ndarray(heads.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=products, data1=heads, data2=heads, op=nl.multiply)
+    if rows == PARTITIONS:
+        # In a prompt the Vector engine would hold up the products.
+        nisa.activation(dst=products, op=nl.square, data=heads)
+    else:
+        nisa.tensor_tensor(dst=products, data1=heads, data2=heads, op=nl.multiply)
     squares = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=squares, op=nl.add, data=products, axis=2)
     scale = compute_inverse_root(squares, 1.0 / head, eps)

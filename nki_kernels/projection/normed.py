@@ -12,11 +12,19 @@ RowSource, which may gather them from other ranks, see `sequence`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.norms.blocks import add_squares, load_norm_blocks, sum_block_squares, weight_blocks
+from nki_kernels.norms.blocks import (
+    BlockNorm,
+    add_squares,
+    load_norm_blocks,
+    sum_block_squares,
+    weight_blocks,
+)
 from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.norms.row_tiles import compute_inverse_rms, standardise
 from nki_kernels.projection.few_rows import can_take_runs, is_transposed_on_chip, takes_runs
@@ -30,9 +38,10 @@ from nki_kernels.projection.products import (
     plan_weight_ranges,
     transpose_block_range,
 )
+from nki_kernels.projection.row_groups import count_bytes, item_bytes
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.scaled_rows import scale_rows
-from nki_kernels.projection.sequence import provide_rows
+from nki_kernels.projection.sequence import RowSource, provide_rows
 from nki_kernels.projection.zero_points import load_centred_blocks, load_zero_rows
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
@@ -57,6 +66,15 @@ OPERAND_BYTES = 163840
 
 GATHERED_TILES = 2
 """Most row tiles that accumulate side by side if rows are gathered: the weight is there before the third."""
+
+MOVING_TILES = 6
+"""Row tiles and transposes of a LayerNorm that are on their way to a product, beside those that stay in SBUF."""
+
+HEAD_BYTES = 32768
+"""Bytes per partition in which results are finished if heads are normalised or rotated."""
+
+FINISHED_BYTES = 16384
+"""Bytes per partition in which other results are finished."""
 
 LEAD_ELEMENTS = 1024
 """Most elements per partition of a load of the weight while the first row tiles accumulate.
@@ -185,6 +203,12 @@ def project_many(source, norm, w, columns, heads):
     groups, bank = divide_columns(columns, heads.head, RESIDENT_BYTES // block_bytes)
     ones = filled((min(hidden, PARTITIONS), 1), 1.0, x.dtype)
     scales = []
+    normed_rows = None
+    if norm.bias is not None:
+        if len(heads.norms) > 0:
+            factors.scalar_share = 1  # the Vector engine normalises heads
+        kept_tiles = count_kept_tiles(groups, hidden, x.dtype, heads)
+        normed_rows = NormedRows(source, factors, heads.first_row, kept_tiles, [])
     for left, right in groups:
         panels = ranges(0, right - left, bank)
         heads.load_scales((left, right), min(tokens, PARTITIONS))
@@ -200,7 +224,7 @@ def project_many(source, norm, w, columns, heads):
         # The sum of squares belongs to a row, so the first group of columns measures it for all groups.
         measured = norm.weight is not None and norm.bias is None and left == columns[0]
         loaded = []
-        stationary = squares = ready = None
+        stationary = squares = None
         for number in range(len(turns)):
             first, last = turns[number]
             tiles = ranges(0, last - first)
@@ -208,9 +232,9 @@ def project_many(source, norm, w, columns, heads):
             totals = allocate_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
                 rows, matrix = provide_rows(source, first, last), select_columns(w, left, right)
-                loaded = accumulate_first_rows(
-                    sums, totals, rows, matrix, panels, factors, ones, heads.first_row
-                )
+                if normed_rows is not None:
+                    stationary = normed_rows.provide(0)
+                loaded = accumulate_first_rows(sums, totals, rows, matrix, panels, factors, ones, stationary)
             else:
                 block = 0
                 for weights in loaded:
@@ -219,17 +243,15 @@ def project_many(source, norm, w, columns, heads):
                 if measured:
                     add_squares(totals, squares, ones, tiles, 0, block, hidden)
             # The next rows arrive while this turn's products run, so that the next turn waits for no DMA.
-            if number + 1 < len(turns):
+            if number + 1 < len(turns) and normed_rows is not None:
+                stationary = normed_rows.provide(number + 1)
+                # The rows after them are standardised while they are transposed, so that no transpose waits.
+                normed_rows.prepare(number + 2)
+            elif number + 1 < len(turns):
                 following = provide_rows(source, turns[number + 1][0], turns[number + 1][1])
-                if norm.bias is not None:
-                    following = load_standardised_rows(following, heads.eps) if number == 0 else ready
-                stationary = transpose_to_blocks(following, factors, heads.first_row + turns[number + 1][0])
+                stationary = allocate_blocks(hidden, blocks(hidden), following.shape[0], x.dtype)
+                transpose_block_range(stationary, following, 0)
                 squares = sum_block_squares(stationary, 0, hidden) if measured else None
-            # The rows after the next are standardised while the next ones are transposed, so that no transpose waits.
-            if norm.bias is not None and number + 2 < len(turns):
-                ready = load_standardised_rows(
-                    provide_rows(source, turns[number + 2][0], turns[number + 2][1]), heads.eps
-                )
             for tile in range(len(tiles)):
                 row = first + tiles[tile][0]
                 if measured:
@@ -238,7 +260,7 @@ def project_many(source, norm, w, columns, heads):
                 heads.deliver(row, left, right, sums[tile], panels, scale)
 
 
-def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones, first_row):
+def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones, stationary):
     """Add up x @ columns, and the squares of each row of x, in PSUM, while both operands arrive from HBM.
 
     Returns the list of loaded parts of the weight, SBUF tiles [k in block, block, column], which serve the
@@ -251,17 +273,14 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones, first_ro
         x: the first rows, [row, H] @ HBM.
         columns: WeightMatrix [H, column], some columns of the weight.
         panels: ranges (start, end) of columns, one for each PSUM tile of a row tile.
-        norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows; a LayerNorm is applied to
-            x.
+        norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows.
         ones: column [k in block, 1] of ones, the operand that sums squares over partitions.
-        first_row: index of the first row among the rows of all images.
+        stationary: for a LayerNorm the result of `NormedRows.provide` for x, else None.
     """
     rows, depth = x.shape
     tiles = ranges(0, rows)
     if norm.bias is None:
         stationary = allocate_blocks(depth, blocks(depth), rows, x.dtype)
-    else:
-        stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm, first_row)
     loaded = []
     zero_rows = load_zero_rows(columns)
     for start, end in plan_weight_ranges(columns, columns.elements.shape[1], 1, LEAD_ELEMENTS):
@@ -277,6 +296,61 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones, first_ro
     return loaded
 
 
+def count_kept_tiles(groups, hidden, dtype, heads):
+    """Return of how many row tiles of a LayerNorm SBUF holds the transposes for the later groups of columns.
+
+    Without later groups that is 0.
+
+    Args:
+        groups: ranges (start, end) of columns of the weight that are in SBUF together.
+        hidden, dtype: elements of a row, and their dtype.
+        heads: Heads.
+    """
+    if len(groups) == 1:
+        return 0
+    row_bytes = blocks(hidden) * item_bytes(dtype)
+    taken = row_bytes * (groups[0][1] - groups[0][0]) + MOVING_TILES * row_bytes * PARTITIONS
+    taken += count_bytes(heads.bias) + (HEAD_BYTES if heads.head > 0 else FINISHED_BYTES)
+    return max(0, (nl.tile_size.sbuf_fmax_bytes - taken) // (row_bytes * PARTITIONS))
+
+
+@dataclass
+class NormedRows(nl.NKIObject):
+    """Row tiles of 128 rows that a LayerNorm brings into the form of a stationary operand, in their order.
+
+    source: RowSource. norm: BlockNorm. first_row: index of the source's first row among the rows of all images.
+    kept_tiles: of how many row tiles, from the first on, the transposes stay in SBUF for later columns of the weight.
+    kept: those that did, in a list. standardised: the next row tile if it is in SBUF, minus its mean and over its
+    deviation, else None.
+    """
+
+    source: RowSource
+    norm: BlockNorm
+    first_row: int
+    kept_tiles: int
+    kept: list
+    standardised: nl.NkiTensor | None = None
+
+    def prepare(self, index):
+        """Load row tile number `index` and standardise it, if there is one and its transpose is not in SBUF."""
+        tokens = self.source.all_rows.shape[0]
+        first, end = index * PARTITIONS, min(tokens, (index + 1) * PARTITIONS)
+        if first < end and index >= len(self.kept):
+            self.standardised = load_standardised_rows(provide_rows(self.source, first, end), self.norm.eps)
+
+    def provide(self, index):
+        """Return row tile number `index`, normalised and transposed: [k in block, block, row] in SBUF."""
+        if index < len(self.kept):
+            return self.kept[index]
+        if self.standardised is None:
+            self.prepare(index)
+        transposed = transpose_to_blocks(self.standardised, self.norm, self.first_row + index * PARTITIONS)
+        self.standardised = None
+        if index < self.kept_tiles:
+            self.kept.append(transposed)
+        return transposed
+
+
 def load_standardised_rows(x, eps):
     """Load rows of x [row, H] from HBM into a new SBUF tile, subtract each row's mean, and divide by its deviation.
 
@@ -288,22 +362,21 @@ def load_standardised_rows(x, eps):
 
 
 def transpose_to_blocks(x, norm, first_row):
-    """Return the transpose of rows in a new SBUF tile [k in block, block, row], LayerNorm's weight and bias applied.
+    """Return the transpose of standardised rows in a new SBUF tile [k in block, block, row], weight and bias applied.
 
-    norm: BlockNorm. Without a bias x is [row, K] @ HBM, and a DMA transposes it unchanged. With a bias x is
-    an SBUF tile of standardised rows. first_row: index of the first row among the rows of all images.
+    x: SBUF tile [row, K]. norm: BlockNorm with weight and bias. first_row: index of the first row among the rows of
+    all images.
     """
-    if norm.bias is not None and not needs_defined_rows():
+    if not needs_defined_rows():
         return spread(x, False, norm, first_row)
     depth = x.shape[1]
     transposed = allocate_blocks(depth, blocks(depth), x.shape[0], x.dtype)
     transpose_block_range(transposed, x, 0)
-    if norm.bias is not None:
-        full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
-        # The short block has fewer partitions, so it takes instructions of its own.
-        for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
-            rows = transposed[0 : count_block_partitions(depth, start, False), start:end, :]
-            weight_blocks(rows, rows, norm, start, first_row)
+    full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
+    # The short block has fewer partitions, so it takes instructions of its own.
+    for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
+        rows = transposed[0 : count_block_partitions(depth, start, False), start:end, :]
+        weight_blocks(rows, rows, norm, start, first_row)
     return transposed
 
 

@@ -3,7 +3,8 @@
     y = residual + gate * (product + bias)
 
 A gate is linear, so it multiplies the product of each rank before the sum over ranks, where an engine reads the product
-out of PSUM. The bias is multiplied by itself, and added once, as without a gate.
+out of PSUM. Or it multiplies the columns of a weight that stays in SBUF. The bias is multiplied by itself, and added
+once, as without a gate.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.image_rows import check_image_rows, list_image_runs, load_image_rows
+from nki_kernels.tiles import count_block_partitions, load_repeated, ranges
 
 MOST_KEPT_COLUMNS = 4096
 """Widest gate of an image that stays in SBUF for all row tiles of the image."""
@@ -78,6 +80,36 @@ class ResidualGate(nl.NKIObject):
                 self.kept = []
             self.kept.append(tile)
         return tile
+
+
+def load_gates(gate, chunk, first_row, rows, tile_rows):
+    """Load the GateTiles of an OutputChunk, one for each row tile, unless that is done or `gate` is None.
+
+    Args:
+        gate: ResidualGate, or None.
+        chunk: the OutputChunk.
+        first_row: its first row, counted from the core's first row.
+        rows: its rows, those of all ranks together.
+        tile_rows: rows of a full row tile.
+    """
+    if gate is None or chunk.gates is not None:
+        return
+    chunk.gates = []
+    for start, end in ranges(0, rows, tile_rows):
+        tile = gate.select(first_row + start, end - start, chunk.columns, chunk.column_scales, chunk.bias)
+        chunk.gates.append(tile)
+
+
+def multiply_columns(tile, gate, depth):
+    """Multiply the columns of a weight by `gate` [1, column] @ HBM, in place.
+
+    tile: a weight [depth, column] in SBUF, [k in block, block, column].
+    """
+    factors = load_repeated(gate, tile.shape[0])
+    for block in range(tile.shape[1]):
+        used = count_block_partitions(depth, block, False)
+        rows = tile[0:used, block, :]
+        nisa.tensor_tensor(dst=rows, data1=rows, data2=factors[0:used, :], op=nl.multiply)
 
 
 def create_residual_gate(rows, tokens, core_rows, core_columns):

@@ -23,7 +23,7 @@ from nki_kernels.nibbles import choose_packed_blocks
 from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.grouped_product import choose_group_width
 from nki_kernels.projection.products import multiply_block_pair
-from nki_kernels.projection.residual_gate import ResidualGate
+from nki_kernels.projection.residual_gate import ResidualGate, load_gates, multiply_columns
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.scaled_rows import accumulate_scaled
 from nki_kernels.projection.sums import OutputChunk, RankSum
@@ -41,7 +41,6 @@ from nki_kernels.tiles import (
     blocks,
     copy_bank,
     load_repeated,
-    ranges,
     shuffle_row,
 )
 from nki_kernels.weights import (
@@ -84,12 +83,13 @@ class MovingWeight(nl.NKIObject):
 
     resident_tiles: SBUF tiles loaded so far of a weight that stays in SBUF, which has one matrix; None if the
     weight streams through. tail_in_both_halves: whether a last K block of 64 rows is loaded to both halves of
-    the partitions, see `accumulate`.
+    the partitions, see `accumulate`. gate: [1, N] @ HBM, which multiplies the columns of resident tiles, or None.
     """
 
     matrices: list
     resident_tiles: list | None = None
     tail_in_both_halves: bool = False
+    gate: nl.NkiTensor | None = None
 
 
 @dataclass
@@ -158,21 +158,6 @@ class ResidualProduct(nl.NKIObject):
         if self.scales is None:
             return None
         return load_repeated(self.scales[:, first_column:end_column], rows)
-
-    def load_gates(self, chunk, first_row, rows):
-        """Load the GateTiles of an OutputChunk that begins at `first_row`, unless that is done or there is no gate.
-
-        rows: rows of the chunk, those of all ranks together.
-        """
-        if self.gate is None or chunk.gates is not None:
-            return
-        chunk.gates = []
-        for start, end in ranges(0, rows, count_tile_rows(self.rank_sum.sequence_ranks)):
-            chunk.gates.append(
-                self.gate.select(
-                    first_row + start, end - start, chunk.columns, chunk.column_scales, chunk.bias
-                )
-            )
 
     def keep_residual(self, tile):
         """Add the residual from an SBUF tile [row, 1, N] from now on, instead of loading it from HBM."""
@@ -267,7 +252,7 @@ def compute_chunk(product, x_parts, first_row, first_column, start=None, followi
             if piece is None:
                 piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
-            product.load_gates(chunk, first_row, rows)
+            load_gates(product.gate, chunk, first_row, rows, count_tile_rows(rank_sum.sequence_ranks))
             if rank_sum.replica_group is None:
                 chunk.load_residual(rank_sum.sequence_ranks)
             if weight.matrices[index].scales_rows:
@@ -394,6 +379,8 @@ def load_resident_columns(weight, first, last, dtype):
             tiles.append(load_centred_blocks(columns, 0, blocks(depth), dtype, load_zero_rows(columns)))
         else:
             tiles.append(load_blocks(columns, choose_operand_dtype([matrix], dtype), STATIC))
+        if weight.gate is not None:
+            multiply_columns(tiles[len(tiles) - 1], weight.gate[:, start:end], depth)
     return tiles[first // width : blocks(last, width)]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.blocks import find_single_images, weight_block_by_block, weight_blocks
+from nki_kernels.norms.blocks import SCALAR_SHARE, find_single_images, weight_block_by_block, weight_blocks
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
@@ -22,9 +22,6 @@ from nki_kernels.tiles import (
     count_slot_columns,
     load_repeated,
 )
-
-SCALAR_SHARE = 2
-"""The Scalar engine copies one of so many PSUM banks of transposes to SBUF, the Vector engine the others."""
 
 
 def spread(rows, runs, norm=None, first_row=0):
@@ -77,8 +74,8 @@ def spread_into(result, rows, runs, norm=None, first_row=0, shared=False):
             )
             nisa.nc_transpose(dst=bank[:, block - first, :], data=piece)
         target = result[0:used, first:end, :]
-        # The Scalar engine takes half of a LayerNorm's banks, because the Vector engine alone would hold up products.
-        if single_images is not None and banks % SCALAR_SHARE == 0:
+        # Scalar takes its share of a LayerNorm's banks, because the Vector engine alone would hold up products.
+        if single_images is not None and banks % norm.scalar_share == 0:
             weight_block_by_block(target, bank, norm, first, single_images)
         elif shared and banks % SCALAR_SHARE == 0:
             nisa.activation(dst=target, op=nl.copy, data=bank)

@@ -21,6 +21,7 @@ from tests.kernels.case import (
     Undefined,
     limit,
     refuse,
+    slow,
     together,
     vary,
 )
@@ -40,6 +41,12 @@ def modulate(inputs: dict[str, Any], names: tuple[str, ...], images: int, hidden
     for seed, name in enumerate(names):
         inputs[name] = normal(70 + seed, images, hidden, dtype=next(iter(inputs.values())).dtype)
     return inputs
+
+
+WIDE = dict(hidden=136, heads=26, kv_heads=3, head=80)
+"""Columns of two groups, which meet the same rows."""
+FULL = dict(images=1, hidden=1536, heads=24, kv_heads=24, head=64, rotated=64, q_norm=True, k_norm=True)
+"""Normalised rows just fit in SBUF."""
 
 
 def modulated_heads(
@@ -64,6 +71,8 @@ class TestModulatedQkvProjection(KernelTests):
             *together("images rows", (2, 300), (4, 32), hidden=[127, 129, 1536], dtype=BF16),
             *vary(images=2, rows=[5, 200], hidden=136, elements=[FP8, INT8], dtype=[*DTYPES]),
             *vary(images=2, rows=[5, 200], hidden=136, rotated=16, q_norm=True, k_norm=True),
+            *vary(images=2, rows=[150, 200], **WIDE, dtype=[*DTYPES]),
+            *slow(dict(images=2, rows=650, **WIDE | dict(hidden=2200))),
         ],
         every_chip=[*together("images rows", *IMAGES, hidden=172, dtype=[*DTYPES])],
         refusals=[
@@ -79,6 +88,10 @@ class TestModulatedQkvProjection(KernelTests):
         fits=[
             dict(images=16, rows=40, hidden=8192),
             dict(images=8, rows=200, hidden=16384, dtype=BF16),
+            *slow(
+                dict(rows=2048, **FULL),
+                dict(rows=4096, **FULL, dtype=BF16),
+            ),
         ],
         undefined=[
             Undefined(
@@ -210,7 +223,10 @@ def gated_heads(
 
 
 class TestGatedOutputProjection(KernelTests):
-    """Gates of wide rows do not stay in SBUF; nor do weights."""
+    """Gates of wide rows do not stay in SBUF; nor do weights.
+
+    One gate for many rows multiplies the columns of a weight that stays.
+    """
 
     case = KernelCase(
         kernels.output_projection,
@@ -222,6 +238,9 @@ class TestGatedOutputProjection(KernelTests):
             *vary(images=2, rows=[300], depth=1300, hidden=2000, dtype=BF16),
             *vary(images=2, rows=[3, 130], hidden=4200, dtype=BF16),
             *vary(images=1, rows=[3, 130], hidden=136, elements=FP8, quantises_rows=True),
+            *vary(
+                images=1, rows=700, depth=[136, 512], hidden=[40, 2100], bias=[False, True], dtype=[*DTYPES]
+            ),
         ],
         every_chip=[
             *together("images rows", *IMAGES, hidden=172, dtype=[*DTYPES]),
