@@ -50,6 +50,10 @@ Arguments:
                      of its own, see `quantised_rows`; all weights are then float8_e4m3 with scales, or int8 with
                      scales. Rows become integers beside int8, and sums are exact, see `integer_feed_forward`. Rows
                      become MXFP8 beside weights in an MX format, which take no others, see `mx_feed_forward`
+    shares_row_maxima
+                     compile-time bool, with quantises_rows: whether scales of the intermediate are those of the columns
+                     of all ranks of the replica_group, found by an all-reduce, instead of this rank's columns; not
+                     beside input scales or weights in an MX format
     returns y        [T, H] @ HBM, or [T, O], x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -92,6 +96,8 @@ Cost
     F = 6144), 91 % (H = 3072, F = 1536), and 91 % with T = 2048 of two images (H = 1152, F = 4608).
     With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.83 and 1.88 times as fast as in bfloat16 (H = 4096,
     F = 1792), 1.94, 1.92 and 1.94 times (H = 8192, F = 3584), 1.30, 1.31 and 1.29 times (H = 8192, F = 896).
+    shares_row_maxima over 8 ranks adds 8, 11 and 32 us to 82, 268 and 736 us for T = 1, 512 and 2048 (H = 4096,
+    F = 1792), and 7, 17 and 103 us to 267, 704 and 2686 us (H = 8192, F = 3584): an all-reduce for each row group.
     With float8_e4m3 weights, on one core in program order, T = 1, 16 and 64 are 1.89, 1.86 and 1.83 times as fast as
     with bfloat16 (H = 4096, F = 1792); 1.90, 1.85 and 1.81 (H = 8192, F = 896); 1.99, 1.91 and 1.85 (H = 8192,
     F = 448). The time to read the stored bytes at 358 GB/s is 84 to 103 % of theirs. From 128 rows on the Tensor engine
@@ -162,6 +168,7 @@ from nki_kernels.projection.row_groups import (
     count_rows_per_rank,
     divide_into_groups,
 )
+from nki_kernels.projection.row_maxima import check_shared_maxima
 from nki_kernels.projection.scaled_rows import scale_rows
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.projection.stacks import can_stack, count_columns_of_rows
@@ -217,6 +224,7 @@ def mlp(
     w_down_input_scale=None,
     quantises_rows=False,
     residual_gate=None,
+    shares_row_maxima=False,
 ):
     """Return y [T, H] @ HBM in x's dtype: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
 
@@ -224,12 +232,12 @@ def mlp(
     w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
     row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
     sequence_ranks N > 1, x and y are this rank's T / N rows. With quantises_rows both products take rows of the
-    weights' dtype, fp8, int8 or MXFP8, with a scale for each row, or with the input scales. A residual_gate multiplies
-    all but x.
+    weights' dtype, fp8, int8 or MXFP8, with a scale for each row, or with the input scales. With shares_row_maxima
+    ranks have the same scales of the intermediate. A residual_gate multiplies all but x.
 
     Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
     unknown. Also if b_gate comes without w_gate, row_gate with b_down, if the ranks do not divide the rows,
-    or if one of w_gate and w_up is packed.
+    if one of w_gate and w_up is packed, or if ranks share row maxima that are not computed.
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
@@ -249,6 +257,9 @@ def mlp(
     check_row_gate(x, row_gate, b_down)
     input_scales = [w_gate_input_scale, w_up_input_scale, w_down_input_scale]
     check_input_scales([w_gate, w_up, w_down], input_scales, quantises_rows)
+    is_mx = quantises_rows and not is_e4m3(w_up.dtype) and w_up.dtype != nl.int8
+    check_shared_maxima(shares_row_maxima, quantises_rows, w_up_input_scale is not None, is_mx)
+    maxima_group = replica_group if shares_row_maxima else None
     static = None
     if w_up_input_scale is not None:
         static = load_static_quantiser(input_scales, w_up.dtype)
@@ -268,7 +279,9 @@ def mlp(
         rank_sum = RankSum(replica_group, ranks, SUMS_IN_FLIGHT, [])
         function = activation_function(activation)
         if w_up.dtype == nl.int8:
-            run_integer_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum, static)
+            run_integer_feed_forward(
+                y, x, weights, norm, function, row_gate, residual, rank_sum, static, maxima_group
+            )
         else:
             run_mx_feed_forward(y, x, weights, norm, function, row_gate, residual, rank_sum)
         return y
@@ -360,6 +373,7 @@ def mlp(
     if static is not None:
         ffn.quantiser, ffn.static = static, static
     elif quantises_rows:
+        ffn.maxima_group = maxima_group
         gated.gate_factors_only = w_gate is not None and b_up is None
         ffn.quantiser = create_row_quantiser(min(PARTITIONS, tokens), hidden, x.dtype, w_up.dtype)
     if group_tiles > 0:
@@ -423,6 +437,7 @@ def mlp_reference(
     w_down_input_scale: np.ndarray | None = None,
     quantises_rows: bool = False,
     residual_gate: np.ndarray | None = None,
+    shares_row_maxima: bool = False,
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
 
@@ -430,13 +445,13 @@ def mlp_reference(
     Everything that is None is left out, and x too unless `residual`. With a row_gate all but x is multiplied
     by sigmoid(n @ row_gate), with a residual_gate by the row of its image.
 
-    replica_group and sequence_ranks are ignored. For several ranks pass x with all T rows, and weights and
-    biases with the columns of all ranks: the sum over ranks is then part of the product. The result has all T
-    rows. With quantises_rows, n and the intermediate are rounded to x's dtype, and then to fp8 with a scale for
-    each row; the kernel takes scales of the intermediate from each rank's columns. With a gate and without b_up,
-    the intermediate is rounded without the scale of n's row. With input scales all rows have the same, see
-    `static_rows`. With int8 weights rows become integers instead, and products are those of `integer_product`. With
-    weights in an MX format n and the intermediate are rounded to bfloat16 and then to MXFP8.
+    replica_group, sequence_ranks and shares_row_maxima are ignored. For several ranks pass x with all T rows, and
+    weights and biases with the columns of all ranks: the sum over ranks is then part of the product. The result has
+    all T rows. With quantises_rows, n and the intermediate are rounded to x's dtype, and then to fp8 with a scale for
+    each row; the kernel takes scales of the intermediate from each rank's columns, unless ranks share row maxima.
+    With a gate and without b_up, the intermediate is rounded without the scale of n's row. With input scales all rows
+    have the same, see `static_rows`. With int8 weights rows become integers instead, and products are those of
+    `integer_product`. With weights in an MX format n and the intermediate are rounded to bfloat16 and then to MXFP8.
     """
     normalised = widened(x)
     if norm_bias is not None:

@@ -29,6 +29,9 @@ Arguments:
                    `integer_projection`
     residual_gate  [N, H] @ HBM, float32 or bfloat16, the same on every rank, or None: a row for each of N images, whose
                    T / N rows follow each other; see `residual_gate`
+    shares_row_maxima
+                   compile-time bool, with quantises_rows: whether scales are those of the columns of all ranks of the
+                   replica_group, found by an all-reduce, see `row_maxima`
     returns y      [T, H] @ HBM, o's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
@@ -60,10 +63,12 @@ Cost
     1.57 times as fast as with bfloat16 (K = 512, H = 4096), 1.49, 1.52 and 1.24 (K = 256, H = 8192), 1.08, 1.05 and
     0.86 (K = 128, H = 8192). More rows are slower, T = 128 by 5 to 45 %, T = 2048 by 1 to 4 %: scales of H columns are
     copied to all partitions. With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.85 and 1.91 times as fast as in
-    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile. With a
-    scale for each 128 rows and columns T = 1, 16 and 64 are 1.63, 1.63 and 1.23 times as fast (K = 512, H = 4096),
-    1.71, 1.69 and 1.64 times (K = 2048, H = 7168); T = 512 takes 12 and 2 % longer. Bound: HBM and the Tensor engine
-    alike; for few rows latency.
+    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile.
+    shares_row_maxima over 8 ranks reads o twice from three row tiles on, and adds one all-reduce: 12, 11 and 23 us to
+    27, 61 and 140 us for T = 1, 512 and 2048 (K = 512, H = 4096), and 11, 8 and 16 us to 46, 114 and 316 us (K = 1024,
+    H = 8192). With a scale for each 128 rows and columns T = 1, 16 and 64 are 1.63, 1.63 and 1.23 times as fast (K =
+    512, H = 4096), 1.71, 1.69 and 1.64 times (K = 2048, H = 7168); T = 512 takes 12 and 2 % longer. Bound: HBM and the
+    Tensor engine alike; for few rows latency.
     With bias and residual_gate T = 4096 reaches 83 % (K = H = 1152), 86 % (K = H = 1536), 94 % (K = 384, H = 3072);
     T = 2048 of two images 78 % (K = H = 1152).
     With weights of 4 bits T = 1 and 16 are 1.25 times as fast as with bfloat16 (K = 512, H = 4096), T = 64 as fast, and
@@ -112,6 +117,7 @@ from nki_kernels.projection.row_groups import (
     split_by_rank,
     transpose_tiles,
 )
+from nki_kernels.projection.row_maxima import check_shared_maxima, find_largest_in_rows, share_maxima
 from nki_kernels.projection.scaled_rows import scale_rows
 from nki_kernels.projection.sequence import check_ranks
 from nki_kernels.projection.sums import RankSum
@@ -153,6 +159,8 @@ MOST_GATED_BLOCKS = 4
 
 The product of more blocks takes longer than the Vector engine multiplies sums by the gate.
 """
+MEASURED_BYTES = 32 * 1024
+"""Bytes of each partition that rows take while their largest magnitudes are searched."""
 
 GATED_COLUMNS = 2048
 """Columns of a row tile that are gated at a time."""
@@ -173,12 +181,13 @@ def output_projection(
     nibble_dtype="float8_e4m3",
     quantises_rows=False,
     residual_gate=None,
+    shares_row_maxima=False,
 ):
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
 
     A residual_gate multiplies all but the residual. Terms and factors that are None are left out. With
-    quantises_rows the product takes rows of w_o's dtype. With sequence_ranks N > 1, residual and y are this
-    rank's T / N rows.
+    quantises_rows the product takes rows of w_o's dtype, with shares_row_maxima and the same scales on all ranks.
+    With sequence_ranks N > 1, residual and y are this rank's T / N rows.
 
     Raises AssertionError if shapes or dtypes do not fit together, or if the ranks do not divide the
     rows. Also if K is above 16384, or a row of H elements takes more than 32 KiB.
@@ -196,6 +205,7 @@ def output_projection(
     )
     if quantises_rows:
         check_row_weight("w_o", w_o, w_o_scales)
+    check_shared_maxima(shares_row_maxima, quantises_rows, False, False)
     check_ranks(sequence_ranks, replica_group, tokens)
     owned = tokens // sequence_ranks
     if residual is not None:
@@ -228,11 +238,12 @@ def output_projection(
         replica_group,
         quantises_rows,
         create_residual_gate(residual_gate, tokens, (first, last), (left, right)),
+        replica_group if shares_row_maxima else None,
     )
     return y
 
 
-def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, residual_gate):
+def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, residual_gate, maxima_group):
     """Write y = residual, if any, + sum over ranks of o @ w_o + bias, if any, for this core's rows and columns.
 
     Everything is a view @ HBM, but for bias.
@@ -247,6 +258,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
         replica_group: the ranks of the sum, or None for one rank.
         quantises_rows: whether rows are rounded to fp8 with a scale for each.
         residual_gate: ResidualGate, or None.
+        maxima_group: the ranks that share row maxima, or None.
     """
     o = source[0]
     ranks, tokens, depth = o.shape
@@ -262,8 +274,15 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
     if quantises_rows and w_o.elements.dtype == nl.int8:
         rank_sum = RankSum(replica_group, ranks, SUMS_AHEAD, [])
         product = ResidualProduct(y, residual, MovingWeight([w_o]), bias, rank_sum, None, [], w_o.scales)
-        for first, end in ranges(0, tokens, count_rows_per_rank(ranks)):
-            project_integer_tile(product, load_group(source, first, end)[0], first)
+        tile_ranges = ranges(0, tokens, count_rows_per_rank(ranks))
+        loaded, maxima = [], None
+        if maxima_group is not None:
+            loaded = [load_group(source, tile_ranges[0][0], tile_ranges[0][1])]
+            maxima = share_row_maxima(source, tile_ranges, loaded, maxima_group)
+        for index in range(len(tile_ranges)):
+            first, end = tile_ranges[index]
+            tiles = loaded[index] if index < len(loaded) else load_group(source, first, end)
+            project_integer_tile(product, tiles[0], first, None if maxima is None else maxima[index])
         rank_sum.finish()
         return
     is_resident = blocks(depth) * hidden <= (HELD_FP8_ELEMENTS if quantises_rows else HELD_ELEMENTS)
@@ -282,6 +301,8 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
     if quantises_rows:
         quantiser = create_row_quantiser(tile_rows, depth, o.dtype, w_o.elements.dtype, False)
         row_scales, row_dtype = quantiser.columns, w_o.elements.dtype
+    if maxima_group is not None:
+        quantiser.shared_maxima = share_row_maxima(source, ranges(0, tokens, step), loaded, maxima_group)
     next_transposed = None
     if ahead > 0:
         quantise_group(loaded[0], quantiser)
@@ -389,6 +410,33 @@ def load_group(source, first, last):
     return tiles
 
 
+def share_row_maxima(source, groups, loaded, replica_group):
+    """Return the largest magnitudes of all rows over the ranks of a group: a column [row, 1] in SBUF for each row tile.
+
+    Groups that are not loaded yet are loaded here, and again when they are multiplied. So one all-reduce suffices.
+
+    Args:
+        source: (o, gate), as `load_group` takes it.
+        groups: ranges (first, end) of rows, those of each group.
+        loaded: for each of the first groups its SBUF row tiles, in order.
+        replica_group: the ranks.
+    """
+    row_tiles, columns = list(loaded), []
+    group_bytes = (
+        item_bytes(source[0].dtype)
+        * source[0].shape[2]
+        * blocks(groups[0][1], PARTITIONS // source[0].shape[0])
+    )
+    ahead = max(1, MEASURED_BYTES // group_bytes)
+    for index in range(len(groups)):
+        # Loads of later groups are issued first, because the Scalar engine, which issues them, waits for this group.
+        for first, end in groups[len(row_tiles) : index + ahead]:
+            row_tiles.append(load_group(source, first, end))
+        for tile in row_tiles[index]:
+            columns.append(find_largest_in_rows(tile))
+    return share_maxima(columns, replica_group)
+
+
 def apply_gate(tile, gate):
     """Multiply an SBUF row tile in place by sigmoid(gate), where gate is [rank, row, K] @ HBM with the same rows."""
     for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
@@ -434,6 +482,7 @@ def output_projection_reference(
     nibble_dtype: str = "float8_e4m3",
     quantises_rows: bool = False,
     residual_gate: np.ndarray | None = None,
+    shares_row_maxima: bool = False,
 ) -> np.ndarray:
     """Return residual + o @ w_o + bias in o's dtype, computed in float32 and rounded once; missing terms are 0.
 
@@ -443,12 +492,12 @@ def output_projection_reference(
     nibble_dtype and sequence_ranks are ignored. For several ranks pass o [T, K] and w_o [K, H] with the heads of all
     ranks, and the residual of all T rows. The sum over ranks is then part of the product, and the result has all T
     rows. With quantises_rows each row has a scale for each rank of the replica_group, whose columns are K / ranks
-    consecutive ones; replica_group is ignored otherwise.
+    consecutive ones, or with shares_row_maxima one scale; replica_group is ignored otherwise.
     """
     if gate is not None:
         o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
     rows, ranks = widened(o), 1
-    if quantises_rows and replica_group is not None:
+    if quantises_rows and replica_group is not None and not shares_row_maxima:
         ranks = len(replica_group.groups[0])
     if quantises_rows and w_o.dtype == np.int8:
         shares = zip(np.split(o, ranks, axis=1), np.split(w_o, ranks))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
@@ -120,7 +121,8 @@ class FeedForward(nl.NKIObject):
     cut. dtype: x's dtype. few_rows: whether `load_few_rows` loads x. run_norm: the Norm of such rows, or
     None. groups: GroupLayout of the down product, or None if it is computed in chunks of `residual_product`.
     grouped: its operands in SBUF, once they are loaded. quantiser: RowQuantiser of rows that are multiplied in
-    fp8, or None. static: the same StaticQuantiser as `quantiser` if rows have static scales, else None.
+    fp8, or None. static: the same StaticQuantiser as `quantiser` if rows have static scales, else None. maxima_group:
+    the ranks that share the row maxima of the intermediate, or None.
     """
 
     rows: RowSource
@@ -138,6 +140,7 @@ class FeedForward(nl.NKIObject):
     quantiser: RowQuantiser | None = None
     static: StaticQuantiser | None = None
     block_norm: BlockNorm | None = None
+    maxima_group: ncc.ReplicaGroup | None = None
 
 
 @dataclass
@@ -459,8 +462,9 @@ def plan_quantisation(ffn, intermediates, first_tile):
     columns = None
     if ffn.gated.gate_factors_only:
         columns = ffn.quantiser.columns[first_tile : first_tile + len(row_ranges)]
+    exchanges, group = ffn.core.exchanges, ffn.maxima_group
     return IntermediateQuantiser(
-        ffn.quantiser, intermediates, inner, row_ranges, columns, ffn.core.exchanges, 0, None, [], [], []
+        ffn.quantiser, intermediates, inner, row_ranges, columns, exchanges, 0, None, [], [], [], group
     )
 
 

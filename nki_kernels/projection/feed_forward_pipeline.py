@@ -22,7 +22,7 @@ from nki_kernels.projection.feed_forward import (
 from nki_kernels.projection.gated_product import compute_unit
 from nki_kernels.projection.grouped_gate import accumulate_group_unit, finish_group_unit, load_group_piece
 from nki_kernels.projection.grouped_product import list_pieces, multiply_in_groups
-from nki_kernels.projection.quantised_rows import QUANTISATION_STAGES
+from nki_kernels.projection.quantised_rows import count_quantisation_stages
 from nki_kernels.projection.residual_product import compute_chunk
 from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 
@@ -52,7 +52,7 @@ def run_row_groups(ffn, groups):
     x, intermediate, intermediates, pending, pending_tile = None, None, None, None, 0
     spreads_rows = ffn.quantiser is not None
     # One unit of the next group for each stage of the quantisation of the intermediate.
-    leading = QUANTISATION_STAGES if spreads_rows else 1
+    leading = count_quantisation_stages(ffn.maxima_group) if spreads_rows else 1
     for m in range(len(groups) + 1):  # m: row group
         units = list_unit_starts(ffn, groups, m)
         # The down product lags one group behind, so that it waits for no activation.

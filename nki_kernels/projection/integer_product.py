@@ -16,7 +16,8 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.dma import STATIC
-from nki_kernels.projection.quantised_rows import LEAST, compute_scale, reduce_maximum
+from nki_kernels.projection.quantised_rows import LEAST, compute_scale
+from nki_kernels.projection.row_maxima import PIECE_COLUMNS, find_largest_in_rows
 from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, ranges
 from nki_kernels.weights import load_blocks
 
@@ -24,9 +25,6 @@ GROUP_BLOCKS = 8
 """Blocks of 128 products of a group."""
 
 LARGEST_INTEGER = 127.0
-
-PIECE_COLUMNS = 2048
-"""Columns of rows that become integers at once."""
 
 
 def sum_integer_products(stationary, weight):
@@ -73,42 +71,26 @@ def sum_group(stationary, moving, depth):
     return group
 
 
-def quantise_rows_to_integers(rows, static=None):
+def quantise_rows_to_integers(rows, static=None, largest=None):
     """Return integers of 8 bits as a new bfloat16 tile of the shape of `rows`, and float32 scales [row, 1].
 
     rows: float32 or bfloat16 SBUF tile [row, n], finite. static: StaticScale of all rows, which are then clipped in
-    place. Without it each row has a scale of its own, and integers from -127 to 127. The integers pass through int8,
-    which rounds them. Pieces of the columns keep magnitudes and int8 elements small.
+    place. Without it each row has a scale of its own, and integers from -127 to 127. largest: the largest magnitude of
+    each row, [row, 1] in SBUF; None for those of `rows`. The integers pass through int8, which rounds them. Pieces of
+    the columns keep magnitudes and int8 elements small.
     """
-    pieces = ranges(0, rows.shape[1], PIECE_COLUMNS)
     if static is None:
-        scales, inverses = compute_scale(find_largest_in_rows(rows, pieces), LARGEST_INTEGER)
+        largest = find_largest_in_rows(rows) if largest is None else largest
+        scales, inverses = compute_scale(largest, LARGEST_INTEGER)
     else:
         static.clip(rows)
         scales, inverses = static.scale[0 : rows.shape[0], :], static.inverse[0 : rows.shape[0], :]
     numbers = nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    for first, end in pieces:
+    for first, end in ranges(0, rows.shape[1], PIECE_COLUMNS):
         integers = nl.ndarray((rows.shape[0], end - first), dtype=nl.int8, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=integers, data=rows[:, first:end], op0=nl.multiply, operand0=inverses)
         nisa.tensor_copy(dst=numbers[:, first:end], src=integers)
     return numbers, scales
-
-
-def find_largest_in_rows(rows, pieces):
-    """Return the largest magnitude of each row of an SBUF tile [row, n], float32 [row, 1].
-
-    pieces: ranges (first, end) of columns that are taken one after the other.
-    """
-    largest = None
-    for first, end in pieces:
-        magnitudes = nl.ndarray((rows.shape[0], end - first), dtype=rows.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=magnitudes, op=nl.abs, data=rows[:, first:end])
-        column = reduce_maximum(magnitudes)
-        if largest is None:
-            largest = column
-        else:
-            nisa.tensor_tensor(dst=largest, data1=largest, data2=column, op=nl.maximum)
-    return largest
 
 
 def integer_product_reference(rows, weight):

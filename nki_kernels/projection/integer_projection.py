@@ -60,7 +60,7 @@ def project_integers(source, norm, w, columns, heads):
             heads.deliver(first_row, first, end, sums, panels, row_scale)
 
 
-def project_integer_tile(product, tile, first_row):
+def project_integer_tile(product, tile, first_row, largest):
     """Compute the rows of y from `first_row` on of a ResidualProduct with an int8 weight.
 
     Appends the scales of the rows to the product. Over several ranks their sums may be under way at the end.
@@ -69,8 +69,9 @@ def project_integer_tile(product, tile, first_row):
         product: ResidualProduct with a list of row scales.
         tile: row tile [row, K] in SBUF; with rows that are cut over ranks, rows of every rank.
         first_row: counted among the rows of one rank.
+        largest: the largest magnitude of each row over all ranks, [row, 1] in SBUF; None for those of the tile.
     """
-    numbers, row_scale = quantise_rows_to_integers(tile)
+    numbers, row_scale = quantise_rows_to_integers(tile, None, largest)
     product.row_scales.append(row_scale)
     stationary = spread(numbers, False)
     for first_column in list_starts(product.y.shape[1], ACCUMULATOR_BANKS * BANK):

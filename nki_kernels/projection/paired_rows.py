@@ -34,8 +34,8 @@ from nki_kernels.projection.quantised_rows import (
     compute_scale,
     find_largest,
     quantise_rows_reference,
-    reduce_maximum,
 )
+from nki_kernels.projection.row_maxima import reduce_maximum
 from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, ranges
 
 PAIR_BLOCK = 2 * PARTITIONS

@@ -5,7 +5,8 @@
 The largest number is 240 beside weights of float8_e4m3, 448 beside those of float8_e4m3fn.
 
 Rows [row, H] are rounded to their own dtype before they are rounded to fp8. The intermediate of a feed-forward block
-lies transposed, [f in block, block, row], and is rounded to fp8 at once. Its scale is that of a rank's columns. The
+lies transposed, [f in block, block, row], and is rounded to fp8 at once. Its scale is that of a rank's columns, or of
+the columns of all ranks, see `row_maxima`. The
 first product is linear in the scale of its rows, so gate is multiplied by it before the activation. Up's scale is
 left out of the intermediate, and multiplies the row of the last product with the intermediate's own scale.
 """
@@ -14,17 +15,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normalise
+from nki_kernels.projection.row_maxima import reduce_maximum, share_maxima
 from nki_kernels.tiles import PARTITIONS, filled, identity
 from nki_kernels.weights import is_e4m3
 
 QUANTISATION_STAGES = 3
-"""Stages in which an intermediate is quantised."""
+"""Stages in which an intermediate is quantised, without the stage in which ranks share row maxima."""
 
 LEAST = 1.0e-30
 """Least magnitude of a row that counts: a row of zeros has this divided by the largest number as its scale."""
@@ -38,7 +41,8 @@ class RowQuantiser(nl.NKIObject):
     diagonals: for each row tile the diagonal matrix of its column, float32 [row, row] in SBUF. identity, ones:
     float32 [rows of a tile, rows of a tile] and [rows of a tile, 128] in SBUF, or None where no column is brought to
     all partitions; then there are no diagonals. scratch: two SBUF tiles [row, H], which magnitudes overwrite in turn.
-    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied.
+    element: float8_e4m3 or float8_e4m3fn, in which rows are multiplied. shared_maxima: for each row tile the largest
+    magnitudes of its rows over all ranks, columns [row, 1] in SBUF; None if rows are measured.
     """
 
     columns: list
@@ -47,6 +51,7 @@ class RowQuantiser(nl.NKIObject):
     ones: nl.NkiTensor | None
     scratch: list
     element: object
+    shared_maxima: list | None = None
 
     def build_diagonal(self, column):
         """Return the diagonal matrix of a float32 column [row, 1] in SBUF as a new SBUF tile [row, row]."""
@@ -57,12 +62,20 @@ class RowQuantiser(nl.NKIObject):
         return diagonal
 
     def measure(self, tile, index):
-        """Write the magnitudes of row tile number `index`, an SBUF tile [row, H], to a scratch tile."""
-        nisa.activation(dst=self.view_scratch(tile, index), op=nl.abs, data=tile)
+        """Write the magnitudes of row tile number `index`, an SBUF tile [row, H], to a scratch tile.
+
+        Does nothing if the ranks share the row maxima.
+        """
+        if self.shared_maxima is None:
+            nisa.activation(dst=self.view_scratch(tile, index), op=nl.abs, data=tile)
 
     def divide(self, tile, index):
         """Divide the measured row tile number `index`, an SBUF tile [row, H], by its scales, in place; append them."""
-        largest = reduce_maximum(self.view_scratch(tile, index))
+        if self.shared_maxima is None:
+            largest = reduce_maximum(self.view_scratch(tile, index))
+        else:
+            # `index` counts the row tiles of a group, `columns` those of all groups.
+            largest = self.shared_maxima[len(self.columns)]
         scale, inverse = compute_scale(largest, find_largest(self.element))
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=inverse)
         self.columns.append(scale)
@@ -113,11 +126,12 @@ class IntermediateQuantiser(nl.NKIObject):
     if there is one. inner: columns of each of them. row_ranges: ranges (first, end) of rows, one for each row tile.
     columns: for each row tile a float32 column by which the scales are multiplied, or None. exchanges: whether the
     other core has other columns of the same rows; both cores then take the larger scale. stage: number of stages
-    that are issued.
+    that are issued. replica_group: the ranks that share row maxima, or None.
 
-    largest: [partition, row] in SBUF after the first stage. scales: for each row tile a float32 column [row, 1] in
-    SBUF after the second stage; diagonals: for each row tile the diagonal matrix of 1 / scale, before `columns`
-    multiply it. results: fp8 tiles of the shape of the intermediates after the third stage.
+    largest: [partition, row] in SBUF after the first stage. shared_maxima: for each row tile the largest magnitudes of
+    its rows over all ranks, float32 columns [row, 1] in SBUF; None if ranks share none. scales: for each row tile a
+    float32 column [row, 1] in SBUF after the last stage but one; diagonals: for each row tile the diagonal matrix of
+    1 / scale, before `columns` multiply it. results: fp8 tiles of the shape of the intermediates after the last stage.
     """
 
     quantiser: RowQuantiser
@@ -131,17 +145,26 @@ class IntermediateQuantiser(nl.NKIObject):
     diagonals: list
     scales: list
     results: list
+    replica_group: ncc.ReplicaGroup | None = None
+    shared_maxima: list | None = None
+
+    def count_stages(self):
+        """Return the number of stages: one more if the ranks share row maxima."""
+        return count_quantisation_stages(self.replica_group)
 
     def advance(self):
         """Issue the next stage, if there is one."""
+        remaining = self.count_stages() - self.stage
         if self.stage == 0:
             self.largest = find_largest_magnitudes(self.intermediates[0], self.inner)
             if self.exchanges:
                 exchanged = exchange_tiles(self.largest)
                 nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=exchanged, op=nl.maximum)
-        elif self.stage == 1:
+        elif remaining == 3:
+            self.shared_maxima = share_maxima(self.reduce_row_tiles(), self.replica_group)
+        elif remaining == 2:
             self.compute_scales()
-        elif self.stage == 2:
+        elif remaining == 1:
             factors = self.quantiser.spread(self.diagonals)
             for intermediate in self.intermediates:
                 quantised = divide_intermediate(intermediate, self.inner, factors, self.quantiser.element)
@@ -149,25 +172,45 @@ class IntermediateQuantiser(nl.NKIObject):
         self.stage += 1
 
     def compute_scales(self):
-        """Compute the scale of each row and its inverse from the largest magnitudes on each partition."""
+        """Compute the scale of each row and its inverse from the largest magnitudes."""
         for index in range(len(self.row_ranges)):
-            first, end = self.row_ranges[index]
-            shape = (end - first, self.largest.shape[0])
-            bank = nl.ndarray(shape, dtype=self.largest.dtype, buffer=nl.psum)
-            nisa.nc_transpose(dst=bank, data=self.largest[:, first:end])
-            column = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
+            if self.shared_maxima is None:
+                column = self.reduce_row_tile(index)
+            else:
+                column = self.shared_maxima[index]
             scale, inverse = compute_scale(column, find_largest(self.quantiser.element))
             if self.columns is not None:
                 nisa.tensor_tensor(dst=scale, data1=scale, data2=self.columns[index], op=nl.multiply)
             self.scales.append(scale)
             self.diagonals.append(self.quantiser.build_diagonal(inverse))
 
+    def reduce_row_tiles(self):
+        """Return the largest magnitudes of the rows of all row tiles, as `reduce_row_tile` returns those of one."""
+        columns = []
+        for index in range(len(self.row_ranges)):
+            columns.append(self.reduce_row_tile(index))
+        return columns
+
+    def reduce_row_tile(self, index):
+        """Return the largest magnitude of each row of a row tile, a new float32 column [row, 1] in SBUF."""
+        first, end = self.row_ranges[index]
+        shape = (end - first, self.largest.shape[0])
+        bank = nl.ndarray(shape, dtype=self.largest.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=self.largest[:, first:end])
+        column = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
+        return column
+
     def finish(self):
         """Issue all stages that remain; return the fp8 tiles and the scales, a column for each row tile."""
-        while self.stage < QUANTISATION_STAGES:
+        while self.stage < self.count_stages():
             self.advance()
         return self.results, self.scales
+
+
+def count_quantisation_stages(replica_group):
+    """Return the number of stages of an IntermediateQuantiser; replica_group: the ranks that share row maxima."""
+    return QUANTISATION_STAGES if replica_group is None else QUANTISATION_STAGES + 1
 
 
 def find_largest(element):
@@ -264,14 +307,6 @@ class RowPreparation(nl.NKIObject):
         index = self.step - 3
         if index >= 0:
             self.quantiser.divide(self.results[index], index)
-
-
-def reduce_maximum(magnitudes):
-    """Return the largest element of each row of an SBUF tile [row, H], a new column [row, 1] of its dtype in SBUF."""
-    largest = nl.ndarray((magnitudes.shape[0], 1), dtype=magnitudes.dtype, buffer=nl.sbuf)
-    # One reduction from 16 bits to 16 bits takes half a cycle for each element, and the maximum of such is one of them.
-    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=magnitudes, axis=1)
-    return largest
 
 
 def find_largest_magnitudes(intermediate, inner):

@@ -22,13 +22,15 @@ from tests.kernels.test_quantised_rows import within_half_of_rounding
 @wraps(scaled)
 def quantised(**settings: Any) -> tuple[Any, ...]:
     """Return arguments of `qkv_projection` with an fp8 w_qkv, whose rows are quantised."""
-    return (*scaled(**settings)[:-1], True)
+    arguments = named(kernels.qkv_projection, scaled(**settings))
+    return in_order(kernels.qkv_projection, **(arguments | dict(quantises_rows=True)))
 
 
 @wraps(scaled_heads)
 def quantised_heads(**settings: Any) -> tuple[Any, ...]:
     """Return arguments of `output_projection` with an fp8 w_o, whose rows are quantised."""
-    return (*scaled_heads(**settings)[:-1], True)
+    arguments = named(kernels.output_projection, scaled_heads(**settings))
+    return in_order(kernels.output_projection, **(arguments | dict(quantises_rows=True)))
 
 
 class TestQuantisedQkvProjection(KernelTests):

@@ -34,9 +34,8 @@ def within_half_of_rounding(outputs: Sequence[np.ndarray], reference: Any, argum
     3) of the largest rounding of one, so one step is a third of them together for K = 127, and less for more.
     """
     rounded = as_tuple(reference(*arguments))
-    for output, truth, plain in zip(
-        outputs, rounded, as_tuple(reference(*arguments[:-1], False)), strict=True
-    ):
+    plain_rows = as_tuple(reference(**named(reference, arguments) | dict(quantises_rows=False)))
+    for output, truth, plain in zip(outputs, rounded, plain_rows, strict=True):
         truth, plain = truth.astype(np.float64), plain.astype(np.float64)
         bound = np.abs(truth - plain).max() / 2 + last_place(output.dtype, float(np.abs(truth).max()))
         assert np.abs(output.astype(np.float64) - truth).max() <= bound
