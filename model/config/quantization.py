@@ -14,6 +14,9 @@ from model.formats import SCHEMES
 
 C = TypeVar("C", bound=Config)
 
+RANK, GLOBAL = ROW_SCALES = ("rank", "global")
+"""Names of `--row-scales`: a row has the scale of the columns of a rank, or of the columns of all ranks."""
+
 _MODELOPT_FILE = "hf_quant_config.json"
 
 
@@ -52,8 +55,10 @@ def adapt_to_chip(config: C, target: str) -> C:
     return replace(config, weight_format=container.adapt_to_chip(chip(target)))
 
 
-def quantise_config(config: C, scheme: str | None) -> C:
-    """Return the config with plain weights quantised by a scheme; unchanged for None or its own `quant_method`.
+def quantise_config(config: C, scheme: str | None, row_scales: str = RANK) -> C:
+    """Return the config with plain weights quantised by a scheme, and rows as `row_scales` says.
+
+    Weights stay as they are for None and for the config's own `quant_method`.
 
     The weights of the decoder layers that kernels read in the scheme's format are then planned in this format. When
     plain weights are loaded, they are rounded to the nearest number of the format.
@@ -61,10 +66,33 @@ def quantise_config(config: C, scheme: str | None) -> C:
     Args:
         config: The config of a folder.
         scheme: A name in `SCHEMES`, the `quant_method` of the config, or None.
+        row_scales: `RANK` or `GLOBAL`: whether a row whose columns ranks divide has the scale of a rank's columns, or
+            of all columns.
 
     Raises:
-        ModelError: The scheme is unknown, or the weights are quantised by another method.
+        ModelError: The scheme or `row_scales` is unknown, the weights are quantised by another method, or `row_scales`
+            is `GLOBAL` and no rows have scales that are computed.
     """
+    if row_scales not in ROW_SCALES:
+        raise ModelError(f"row_scales is {row_scales!r:.40}; it is {' or '.join(ROW_SCALES)}")
+    config = _quantise_weights(config, scheme)
+    if row_scales == RANK:
+        return config
+    shared = None if config.weight_format is None else config.weight_format.share_row_maxima()
+    if shared is None or not any(format.shares_row_maxima for format in shared.formats):
+        method = config.quant_method
+        weights = (
+            "the weights are not quantised" if method is None else f"{method} computes no scales of rows here"
+        )
+        raise ModelError(
+            f"row_scales is '{GLOBAL}', which is for rows with a scale computed from each row, and {weights}: quantise "
+            "by fp8-dynamic or w8a8, or leave the option out"
+        )
+    return replace(config, weight_format=shared)
+
+
+def _quantise_weights(config: C, scheme: str | None) -> C:
+    """Return the config with plain weights quantised by a scheme, as `quantise_config` does."""
     if scheme is None or scheme == config.quant_method:
         return config
     if config.quant_method is not None:

@@ -141,6 +141,10 @@ class Container(Protocol):
         """Return the container as kernels of a chip read its weights; most are the same for all chips."""
         return self
 
+    def share_row_maxima(self) -> Container:
+        """Return the container whose formats share row maxima where they compute a scale for each row."""
+        return self
+
     @abstractmethod
     def find_format(self, name: str) -> Format | None:
         """Return the format that config.json gives to the matrix `name`, such as "lm_head.weight"; None for plain."""
@@ -218,6 +222,15 @@ class Format(Container, Protocol):
     def quantises_rows(self) -> bool:
         """Whether rows are rounded to `row_dtype` before products."""
         return self.row_dtype is not None
+
+    @property
+    def shares_row_maxima(self) -> bool:
+        """Whether rows whose columns ranks divide have the scales of the columns of all ranks, not of each rank's."""
+        return False
+
+    def share_row_maxima(self) -> Format:
+        """Return the format with `shares_row_maxima` if it computes a scale for each row, else the format itself."""
+        return self
 
     @property
     def row_block(self) -> int | None:

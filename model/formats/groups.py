@@ -78,6 +78,11 @@ class Groups(Container):
         adapted = tuple(replace(group, format=group.format.adapt_to_chip(chip)) for group in self.groups)
         return replace(self, groups=adapted)
 
+    def share_row_maxima(self) -> Container:
+        """Return the container whose groups share row maxima where their formats compute a scale for each row."""
+        shared = tuple(replace(group, format=group.format.share_row_maxima()) for group in self.groups)
+        return replace(self, groups=shared)
+
     @classmethod
     def from_config(cls, quantization_config: ConfigFields) -> Container | None:
         """Return None: readers of the methods in `FORMATS` make groups."""

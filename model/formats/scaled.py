@@ -70,7 +70,8 @@ class Scaled(Format):
     `element` is the dtype of the elements, float8_e4m3fn or int8. With `has_quantised_rows` rows are rounded to fp8 or
     int8, as the elements, before products. Each row has a scale that is computed from the row. With
     `has_static_rows` too, all rows have the static scale that the checkpoint stores for the weight. Kernels get
-    elements of fp8 in the dtype `fp8`, float8_e4m3 or float8_e4m3fn, as the chip multiplies them.
+    elements of fp8 in the dtype `fp8`, float8_e4m3 or float8_e4m3fn, as the chip multiplies them. With
+    `shares_row_maxima` a row whose columns ranks divide has the scale of all its columns.
     """
 
     method: str
@@ -80,10 +81,16 @@ class Scaled(Format):
     has_quantised_rows: bool = False
     has_static_rows: bool = False
     fp8: np.dtype = E4M3
+    shares_row_maxima: bool = False
 
     def adapt_to_chip(self, chip: ChipLimits) -> Scaled:
         """Return the format with elements of fp8 in the dtype that a chip multiplies."""
         return replace(self, fp8=ELEMENT if chip.matmul_e4m3fn else E4M3)
+
+    def share_row_maxima(self) -> Scaled:
+        """Return the format with `shares_row_maxima` if rows have scales that are computed, else the format itself."""
+        computes_scales = self.has_quantised_rows and not self.has_static_rows
+        return replace(self, shares_row_maxima=True) if computes_scales else self
 
     @property
     def depends_on_chip(self) -> bool:
@@ -156,7 +163,7 @@ class Scaled(Format):
         """This format with rows as they are if it rounds them, else None."""
         if not self.has_quantised_rows:
             return None
-        return replace(self, has_quantised_rows=False, has_static_rows=False)
+        return replace(self, has_quantised_rows=False, has_static_rows=False, shares_row_maxima=False)
 
     def describe_kernel_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
         """Return descriptions of the elements [out, in] of the `kernel_element`, and of float32 scales.

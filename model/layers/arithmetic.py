@@ -173,8 +173,9 @@ class Arithmetic:
     ) -> np.ndarray:
         """Return x [rows, in] @ matrix.T + bias of a row-parallel projection [out, in]: float32 [rows, out].
 
-        The inputs of each rank go through `quantise_rows`. With several ranks, the partial product of each rank is
-        rounded, and so is their sum before the bias. With one rank no product is rounded.
+        The inputs of each rank go through `quantise_rows`; all inputs together if the ranks share row maxima. With
+        several ranks, the partial product of each rank is rounded, and so is their sum before the bias. With one rank
+        no product is rounded.
 
         Args:
             x: The inputs of all ranks.
@@ -185,7 +186,12 @@ class Arithmetic:
             return self.multiply_rows(x, projection)
         weight = self._load_matrix(projection)
         column_spans = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
-        inputs = [self.quantise_rows(x[:, columns], projection) for columns in column_spans]
+        format = self._row_formats.get(projection.tensor)
+        if format is not None and format.shares_row_maxima:
+            quantised = self.quantise_rows(x, projection)
+            inputs = [quantised[:, columns] for columns in column_spans]
+        else:
+            inputs = [self.quantise_rows(x[:, columns], projection) for columns in column_spans]
         partial = [
             self.round(rank_inputs @ weight[:, columns].T)
             for rank_inputs, columns in zip(inputs, column_spans)

@@ -268,7 +268,7 @@ class AttentionHeads:
             "bias": create_argument(self.b_o, step),
             "sequence_ranks": step.sequence_ranks,
             "gate": replace(q, name="gate") if self.heads.output_gate else None,
-            **list_row_arguments(step, self.w_o),
+            **list_row_arguments(step, self.w_o, divides_columns=True),
         }
         launches = [
             Launch(

@@ -361,7 +361,7 @@ class LatentMixer:
                 "residual": Value("x", (step.local_rows, self.hidden), step.activations),
                 "replica_group": Axis.tensor,
                 "sequence_ranks": step.sequence_ranks,
-                **list_row_arguments(step, self.w_o),
+                **list_row_arguments(step, self.w_o, divides_columns=True),
             },
             ("x",),
             count_product_work(step.tokens, matrices["w_o"]),

@@ -103,7 +103,8 @@ class FeedForward(Stateless):
             "sequence_ranks": step.sequence_ranks,
             "row_gate": create_argument(self._row_gate_weight, step),
         }
-        arguments |= list_row_arguments(step, *self._projection_weights().values())
+        weights = self._projection_weights().values()
+        arguments |= list_row_arguments(step, *weights, divides_columns=True)
         arguments |= self._list_norm_arguments(step)
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]

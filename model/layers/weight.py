@@ -344,14 +344,26 @@ class Weight:
         }
 
 
-def list_row_arguments(step: StepShape, *weights: Weight) -> dict[str, bool]:
-    """Return the argument `quantises_rows` of a launch that reads some weights; empty if rows stay as they are.
+def list_row_arguments(step: StepShape, *weights: Weight, divides_columns: bool = False) -> dict[str, bool]:
+    """Return the arguments of a launch that quantise the rows that it multiplies; empty if rows stay as they are.
 
-    Rows are quantised if a rank holds one of the weights in a format that does so.
+    Rows are quantised, `quantises_rows`, if a rank holds one of the weights in a format that does so. If several ranks
+    divide the columns of the rows, the ranks may share the row maxima, `shares_row_maxima`.
+
+    Args:
+        step: The step.
+        weights: The weights that the launch reads.
+        divides_columns: Whether tensor-parallel ranks divide the columns of rows that the launch quantises.
     """
-    formats = [weight.find_format(step.shard, step.weights) for weight in weights]
-    is_quantised = any(format is not None and format.quantises_rows for format in formats)
-    return {"quantises_rows": True} if is_quantised else {}
+    formats = [
+        format
+        for weight in weights
+        if (format := weight.find_format(step.shard, step.weights)) is not None and format.quantises_rows
+    ]
+    arguments = {"quantises_rows": True} if formats else {}
+    if divides_columns and step.ranks > 1 and any(format.shares_row_maxima for format in formats):
+        arguments["shares_row_maxima"] = True
+    return arguments
 
 
 class Numbered(Sequence[T]):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
-from model.config.quantization import quantise_config
+from model.config.quantization import RANK, quantise_config
 from model.engine import Engine, EngineLimits, GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -62,6 +62,8 @@ class EngineArgs:
                           NEURON_LOGICAL_NC_CONFIG, else 1. Values are computed on one.
     quantization          scheme by which plain weights are quantised when they are loaded, fp8 or int8; or the
                           `quant_method` of config.json; None for the weights as they are
+    row_scales            whether rows that are quantised, and whose columns ranks divide, have the scale of the columns
+                          of each rank, "rank", or of all columns, "global"
     max_model_len         most positions of a sequence; None for the context of the model, at most 2048. Above the
                           limit of longrope's short factors, sequences of all lengths have the long factors.
     block_size            positions of a page
@@ -86,6 +88,7 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     calibration: str | Path | None = None
     quantization: str | None = None
+    row_scales: str = RANK
     target: str = "trn2"
     lnc: int | None = None
     max_num_seqs: int = 16
@@ -148,7 +151,7 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
     ),
     (check_optional_integer, ("lnc", "max_model_len", "num_pages", "num_state_slots")),
     (check_flag, ("enable_prefix_caching", "enable_chunked_prefill")),
-    (check_text, ("dtype", "kv_cache_dtype", "target", "backend")),
+    (check_text, ("dtype", "kv_cache_dtype", "row_scales", "target", "backend")),
 )
 
 
@@ -170,6 +173,7 @@ def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
         kv_cache_dtype=options.kv_cache_dtype,
         calibration=getattr(options, "calibration", None),
         quantization=options.quantization,
+        row_scales=options.row_scales,
         target=options.target,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -260,7 +264,7 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
 
         choose_lnc(args.target, args.lnc)
     folder = find_model_path(args.model)
-    config = quantise_config(load_config(folder, TEXT, SPEECH), args.quantization)
+    config = quantise_config(load_config(folder, TEXT, SPEECH), args.quantization, args.row_scales)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")

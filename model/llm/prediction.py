@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.config.quantization import quantise_config
+from model.config.quantization import RANK, quantise_config
 from model.device import choose_lnc
 from model.engine import Engine
 from model.errors import ModelError
@@ -43,6 +43,7 @@ class Deployment:
     pages: Mapping[CacheGroup, int]
     block_size: int
     quantization: str | None = None
+    row_scales: str = RANK
     kv_cache_dtype: str = AUTO
 
     @classmethod
@@ -65,6 +66,7 @@ class Deployment:
             expert_ranks=args.expert_parallel_size,
             dtype=args.dtype,
             quantization=args.quantization,
+            row_scales=args.row_scales,
             kv_cache_dtype=args.kv_cache_dtype,
             max_model_len=engine.limits.max_model_len,
             pages=pages,
@@ -99,7 +101,8 @@ class StepPredictor:
             ModelError: Files of the folder disagree.
         """
         self._deployment = deployment
-        config = quantise_config(load_config(deployment.folder, TEXT, SPEECH), deployment.quantization)
+        config = load_config(deployment.folder, TEXT, SPEECH)
+        config = quantise_config(config, deployment.quantization, deployment.row_scales)
         model = LoadedModel.open(deployment.folder, deployment.dtype, config, deployment.target)
         self._predictor = Predictor(
             *(model.config, deployment.target, deployment.ranks),

@@ -28,7 +28,7 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.config.blocks import Experts
-from model.config.quantization import adapt_to_chip, quantise_config
+from model.config.quantization import RANK, adapt_to_chip, quantise_config
 from model.errors import ModelError
 from model.families import compose, read_config
 from model.families.packed_pages import check_packed_pages
@@ -440,6 +440,7 @@ def load_model(
     family: str | None = None,
     quantization: str | None = None,
     cache_dtype: str = AUTO,
+    row_scales: str = RANK,
 ) -> ModelSizes:
     """Return the sizes of the model that a config describes.
 
@@ -449,13 +450,15 @@ def load_model(
         family: model type of a family, under which the config is read in place of its own; None: its own.
         quantization: the scheme by which plain weights are quantised, see `quantise_config`; None: as the config says.
         cache_dtype: name of the cache format.
+        row_scales: scales of quantised rows whose columns ranks divide, see `quantise_config`.
 
     Raises:
         ModelError: the config cannot be read, the scheme does not fit it, no cache format has the name, the format is
             not for the model, or the model has more than 10**15 parameters.
     """
     check_cache_dtype(cache_dtype)
-    model = ModelSizes(quantise_config(config or read_config(path, family), quantization), cache_dtype)
+    config = quantise_config(config or read_config(path, family), quantization, row_scales)
+    model = ModelSizes(config, cache_dtype)
     check_packed_pages(model.config, cache_dtype)
     if model.total > _MAX_PARAMETERS:
         raise ModelError(

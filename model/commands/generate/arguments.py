@@ -13,7 +13,7 @@ OPTIONS = options(
     "--prompt-file --chat --system --stop --max-new-tokens",
     "--target --tp --lnc --hardware --dp --pp --micro-batches",
     option("--ep", help="groups of --dp that divide routed experts (default: %(default)s)"),
-    "--sp --backend --no-check --dtype --quantization --kv-cache-dtype --calibration",
+    "--sp --backend --no-check --dtype --quantization --row-scales --kv-cache-dtype --calibration",
     "--temperature --top-k --top-p --min-p --presence-penalty --frequency-penalty --repetition-penalty --seed",
     "-n|--n --logprobs --structured-outputs",
     "--quiet --exact --verify-replay --replay-report",

@@ -70,7 +70,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     Raises:
         ModelError: Options exclude each other or do not fit the model, or a file cannot be read.
     """
-    config = quantise_config(load_config(options.model), options.quantization)
+    config = quantise_config(load_config(options.model), options.quantization, options.row_scales)
     mesh = create_mesh(options, config)
     sampling = read_sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)

@@ -9,6 +9,9 @@ from model.loading.shipped import find_config_path
 from model.state import INTERVAL
 from nkw.options import Rows
 
+ROW_SCALES = ("rank", "global")
+"""Names of row scales, the default first; a test compares them with `model.config.quantization`."""
+
 ROWS: Rows = {
     "--max-model-len": dict(
         metavar="N", type=size, help="longest sequence (default: the context, at most 2048)"
@@ -51,6 +54,12 @@ ROWS: Rows = {
         metavar="NAME",
         help="quantise plain weights of decoder layers to fp8, int8, fp8-dynamic or w8a8 (which quantise rows too), or "
         "int4, with a scale for each output; of a quantised model, its quant_method (default: as config.json says)",
+    ),
+    "--row-scales": dict(
+        choices=ROW_SCALES,
+        default=ROW_SCALES[0],
+        help="of rows that fp8-dynamic or w8a8 quantises and whose columns ranks divide: rank, from the columns of a "
+        "rank, or global, from all columns, so that scales do not depend on --tp (default: %(default)s)",
     ),
     "--speculative-config": dict(
         metavar="JSON",

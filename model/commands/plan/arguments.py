@@ -30,5 +30,5 @@ OPTIONS = options(
     option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
     "--schemes --recommend",
     option("--rate", help="requests a second of --recommend, at random"),
-    "config --as --dtype=PLANNED --quantization --kv-cache-dtype --price --prices --bench-script --json",
+    "config --as --dtype=PLANNED --quantization --row-scales --kv-cache-dtype --price --prices --bench-script --json",
 )

@@ -12,6 +12,7 @@ from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
 from model.config.folder import list_model_files
 from model.config.published import describe_config
+from model.config.quantization import GLOBAL, RANK
 from model.device import choose_lnc, find_instance
 from model.errors import ModelError
 from model.families import read_record
@@ -21,6 +22,7 @@ from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
 from model.plan.recommend import recommend
 from model.plan.recommend_document import build_recommendation
 from model.plan.recommend_text import format_recommendation
+from model.plan.row_scales import compare_row_scales, describe_row_scales, format_row_scales
 from model.plan.schemes import compare_schemes, describe_schemes, format_schemes
 from model.plan.service_level import ServiceLevel
 from model.plan.single_step import plan_step
@@ -49,9 +51,7 @@ def plan_command(options: argparse.Namespace) -> int:
     config = read_record(options.config, options.family)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
-    model = load_model(
-        options.config, config, quantization=options.quantization, cache_dtype=options.kv_cache_dtype
-    )
+    model = _load_model(options, config, options.row_scales)
     names = _list_instances(options)
     if options.recommend and options.rate is None:
         raise ModelError("--recommend compares instances for a load: give --rate, its requests a second")
@@ -91,15 +91,36 @@ def plan_command(options: argparse.Namespace) -> int:
         with working(lambda: f"plan of {name}: dry runs of its kernels"), disable_collector():
             plan = make_plan(model, request)
             schemes = compare_schemes(plan) if options.schemes else None
+            costs = None
+            if options.row_scales == GLOBAL:
+                costs = compare_row_scales(plan, _load_model(options, config, RANK))
         contents.update(build_document(plan, name))
         show_lines(f"{name}:")
         show(format_plan(plan))
         if schemes is not None:
             contents["schemes"] = describe_schemes(schemes)
             show(["", *format_schemes(plan, schemes)])
+        if costs is not None:
+            contents["row_scales"] = describe_row_scales(costs)
+            show(["", *format_row_scales(plan, costs)])
         if options.bench_script is not None and plan.rate.fits:
             script.append(script_plan(plan, options.config))
     return 0 if plan.rate.fits else 1
+
+
+def _load_model(options: argparse.Namespace, config: ModelConfig, row_scales: str) -> ModelSizes:
+    """Return the sizes of the model of a plan, with row scales of a rank's or of all columns (`ROW_SCALES`).
+
+    Raises:
+        ModelError: The options do not fit the config.
+    """
+    return load_model(
+        options.config,
+        config,
+        quantization=options.quantization,
+        cache_dtype=options.kv_cache_dtype,
+        row_scales=row_scales,
+    )
 
 
 def _recommend(
@@ -191,6 +212,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "rate",
         "bench_script",
         "quantization",
+        "row_scales",
         "schemes",
     )
     for name in unread:

@@ -5,7 +5,7 @@ from model.commands.options.inputs import StoreModel
 
 ENGINE = options(
     "--ep --max-model-len --max-num-seqs --max-num-batched-tokens",
-    "--block-size --num-pages --num-state-slots --mamba-block-size --kv-cache-dtype --quantization",
+    "--block-size --num-pages --num-state-slots --mamba-block-size --kv-cache-dtype --quantization --row-scales",
     "--speculative-config --buckets",
 )
 """Options of an engine besides chip, ranks and dtype."""
