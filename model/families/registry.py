@@ -15,7 +15,7 @@ from typing import Any
 from model.config import Config, Fields
 from model.families import dense
 from model.families.names import LLAMA
-from model.families.tasks import AUTOENCODER, DENOISER, SPEECH, TEXT, TEXT_ENCODER, Task
+from model.families.tasks import AUTOENCODER, DENOISER, MASKED_TEXT, SPEECH, TEXT, TEXT_ENCODER, Task
 from model.formats import read_cache_scheme, read_format, read_method
 from model.network import Network
 
@@ -87,6 +87,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "t5": Family("model.families.t5", "read_t5", "T5EncoderModel", TEXT_ENCODER),
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
+    "llada": Family("model.families.llada", "read_llada", "LLaDAModelLM", MASKED_TEXT),
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
 }
 

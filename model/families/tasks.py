@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from model.config import Config, ModelConfig
 from model.config.component import ComponentConfig
+from model.config.masked_text import MaskedTextConfig
 
 C = TypeVar("C", bound=Config)
 
@@ -28,6 +29,7 @@ class Task(Generic[C]):
 
 TEXT = Task("continues texts", ModelConfig)
 SPEECH = Task("transcribes speech; nkw transcribe and nkw serve do that", ModelConfig)
+MASKED_TEXT = Task("fills masks in texts; nkw generate and nkw plan do that", MaskedTextConfig)
 _OF_PIPELINE = "in a folder of a diffusion model; nkw imagine takes that folder, with model_index.json"
 TEXT_ENCODER = Task(f"encodes texts {_OF_PIPELINE}", ComponentConfig, "model.runners.component")
 DENOISER = Task(f"denoises latents {_OF_PIPELINE}", ComponentConfig, "model.runners.component")

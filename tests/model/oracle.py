@@ -63,7 +63,8 @@ class Oracle:
             return np.stack([_logits(model, self.ids[:end])[-1] for end in prefixes])
 
     @cached_property
-    def _after_each_token(self) -> np.ndarray:
+    def logits_after_each_token(self) -> np.ndarray:
+        """Float64 [tokens, vocabulary], all computed at once."""
         with _exact(self.model) as model:
             return _logits(model, self.ids)
 
@@ -81,7 +82,7 @@ class Oracle:
             other = type(self.model)(self.model.config).eval()
             other.load_state_dict(reordered(self.model.state_dict(), order))
             rows = _logits(other.to(getattr(torch, dtype)), self.ids)
-            worst = max(worst, float(np.abs(rows - self._after_each_token).max()))
+            worst = max(worst, float(np.abs(rows - self.logits_after_each_token).max()))
         return 2 * worst
 
 

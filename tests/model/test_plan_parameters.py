@@ -61,6 +61,7 @@ def test_parameters_of_published_models(name) -> None:
 
 
 WITHOUT_CONFIG = {
+    "llada",
     "ministral",
     "ministral3",
     "mistral3",
