@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -131,6 +132,19 @@ def divide_evenly(tokens: int, passes: int) -> list[int]:
     return [least + (index < remainder) for index in range(passes)]
 
 
+def list_passes(prompt: int, options: UnmaskingOptions) -> list[tuple[range, PassRecord]]:
+    """Return the passes of a text in order, each with the positions of its block; `prompt` is the prompt's length."""
+    kept = divide_evenly(options.block_length, options.passes // options.blocks)
+    return [
+        (
+            range(start, start + options.block_length),
+            PassRecord(start if options.reuses and index else 0, count),
+        )
+        for start in range(prompt, prompt + options.new_tokens, options.block_length)
+        for index, count in enumerate(kept)
+    ]
+
+
 def unmask(
     predictor: MaskPredictor,
     prompts: Sequence[Sequence[int]],
@@ -156,33 +170,50 @@ def unmask(
     """
     masks = np.full((len(prompts), options.new_tokens), mask_token_id)
     ids = np.concatenate([np.array(prompts), masks], axis=1)
-    records: list[PassRecord] = []
+    passes = list_passes(len(prompts[0]), options)
     compared = equal = 0
-    for block_start in range(ids.shape[1] - options.new_tokens, ids.shape[1], options.block_length):
-        block = range(block_start, block_start + options.block_length)
-        for index, kept in enumerate(divide_evenly(options.block_length, options.passes // options.blocks)):
-            reuses = options.reuses and index > 0
-            predictors = [predictor] if reference is None else [predictor, reference]
-            texts, *reference_texts = (
-                _keep_tokens(
-                    ids,
-                    block,
-                    kept,
-                    _predict(model, ids, block, reuses, mask_token_id, options),
-                    mask_token_id,
-                    options,
-                    [_create_generator(seed, len(records)) for seed in seeds],
-                )
-                for model in predictors
-            )
-            for reference_text in reference_texts:
-                changed = texts != ids
-                compared += int(changed.sum())
-                equal += int((changed & (texts == reference_text)).sum())
-            ids = texts
-            records.append(PassRecord(block_start if reuses else 0, kept))
-            progress(len(records))
-    return UnmaskedTexts(ids, tuple(records), compared, equal)
+    for number, (block, record) in enumerate(passes):
+        run = partial(_run_pass, ids, block, record, mask_token_id, options, seeds, number)
+        texts = run(predictor)
+        if reference is not None:
+            changed = texts != ids
+            compared += int(changed.sum())
+            equal += int((changed & (texts == run(reference))).sum())
+        ids = texts
+        progress(number + 1)
+    return UnmaskedTexts(ids, tuple(record for _, record in passes), compared, equal)
+
+
+def _run_pass(
+    ids: np.ndarray,
+    block: range,
+    record: PassRecord,
+    mask_token_id: int,
+    options: UnmaskingOptions,
+    seeds: Sequence[int],
+    number: int,
+    predictor: MaskPredictor,
+) -> np.ndarray:
+    """Return the texts after a pass of a predictor, in which `record.kept` more masks of the block are replaced.
+
+    Args:
+        ids: The texts, [sequences, length].
+        block: Positions of the block.
+        record: The pass.
+        mask_token_id: The mask.
+        options: The options.
+        seeds: Seed of each sequence.
+        number: Number of the pass, which decides its random numbers.
+        predictor: The model.
+    """
+    logits = _predict(predictor, ids, block, record.start > 0, mask_token_id, options)
+    ids = ids.copy()
+    for text, rows, seed in zip(ids, logits, seeds):
+        tokens, confidence = choose_tokens(rows, mask_token_id, options, _create_generator(seed, number))
+        masked = text[block.start : block.stop] == mask_token_id
+        positions = np.argsort(np.where(masked, -confidence, np.inf), kind="stable")[: record.kept]
+        text[block.start + positions] = tokens[positions]
+    return ids
 
 
 def _create_generator(seed: int, pass_number: int) -> np.random.Generator:
@@ -215,35 +246,6 @@ def _predict(
         conditional, unconditional = np.split(logits, 2)
         logits = unconditional + (options.guidance + 1) * (conditional - unconditional)
     return logits
-
-
-def _keep_tokens(
-    ids: np.ndarray,
-    block: range,
-    kept: int,
-    logits: np.ndarray,
-    mask_token_id: int,
-    options: UnmaskingOptions,
-    generators: Sequence[np.random.Generator],
-) -> np.ndarray:
-    """Return the texts in which `kept` masks of the block are replaced by predicted tokens.
-
-    Args:
-        ids: The texts, [sequences, length].
-        block: Positions of the block.
-        kept: Number of masks that are replaced in each text.
-        logits: Logits of the block, float64 [sequences, block, vocabulary].
-        mask_token_id: The mask.
-        options: The options.
-        generators: Random numbers of each sequence.
-    """
-    ids = ids.copy()
-    for text, rows, generator in zip(ids, logits, generators):
-        tokens, confidence = choose_tokens(rows, mask_token_id, options, generator)
-        masked = text[block.start : block.stop] == mask_token_id
-        positions = np.argsort(np.where(masked, -confidence, np.inf), kind="stable")[:kept]
-        text[block.start + positions] = tokens[positions]
-    return ids
 
 
 def choose_tokens(

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from model.commands.generate import explain
+from model.commands.generate.arguments import OPTIONS, UNMASKING
 from model.commands.generate.generation import Generation, generate
 from model.commands.generate.job import Job, Progress, get_rank
+from model.commands.generate.masked_text import generate_masked_text
 from model.commands.generate.mesh import check_groups, create_mesh
 from model.commands.generate.prediction import check_cores, predict, write_timelines
 from model.commands.generate.profile import describe_passes
@@ -21,16 +23,22 @@ from model.commands.generate.prompts import (
     read_sampling_params,
 )
 from model.commands.generate.report import Run, TargetPrediction, build_document, describe_problems, summarise
+from model.commands.generate.texts import escape_text, format_prompt, print_texts
+from model.commands.unread import refuse_options
+from model.config import ModelConfig
 from model.config.folder import list_model_files
+from model.config.masked_text import MaskedTextConfig
 from model.config.quantization import quantise_config
 from model.errors import ModelError
-from model.families import load_config
+from model.families import TEXT, load_config
+from model.families.tasks import MASKED_TEXT, Task
 from model.layers.uneven import describe_uneven
 from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
-from nkw.errors import shown
 from nkw.files import STDOUT, OutputFile, Outputs, json_document
 from nkw.terminal import EVERY_SECONDS, show, show_lines
+
+_TASKS: tuple[Task[Any], ...] = (TEXT, MASKED_TEXT)
 
 
 def generate_command(options: argparse.Namespace) -> int:
@@ -44,8 +52,13 @@ def generate_command(options: argparse.Namespace) -> int:
     """
     if get_rank() is not None and options.backend == "numpy":
         raise ModelError("torchrun starts ranks of the backends simulate and neuron; --backend is numpy")
+    config = load_config(options.model, *_TASKS)
+    if isinstance(config, MaskedTextConfig):
+        return generate_masked_text(options, config)
+    reason = f"a {config.model_type} continues texts token by token; models that fill masks take it"
+    refuse_options(options, OPTIONS, UNMASKING, reason)
     if get_rank():
-        return _follow(options)
+        return _follow(options, config)
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
@@ -54,7 +67,7 @@ def generate_command(options: argparse.Namespace) -> int:
     if options.explain is not None and options.explain > options.max_new_tokens:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     check_cores(options)
-    job, tokenizer = _read_job(options)
+    job, tokenizer = _read_job(options, config)
     prompt_files = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
     outputs = Outputs(lambda: [*list_model_files(options.model), *job.model.checkpoint.files, *prompt_files])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
@@ -64,13 +77,13 @@ def generate_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
-    """Read the model and the prompts, and return the job and the model's tokenizer.
+def _read_job(options: argparse.Namespace, config: ModelConfig) -> tuple[Job, Tokenizer]:
+    """Read the model and the prompts, and return the job and the model's tokenizer; `config` is that of the folder.
 
     Raises:
         ModelError: Options exclude each other or do not fit the model, or a file cannot be read.
     """
-    config = quantise_config(load_config(options.model), options.quantization, options.row_scales)
+    config = quantise_config(config, options.quantization, options.row_scales)
     mesh = create_mesh(options, config)
     sampling = read_sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
@@ -150,9 +163,9 @@ def _trace_tokens(
     return traces
 
 
-def _follow(options: argparse.Namespace) -> int:
+def _follow(options: argparse.Namespace, config: ModelConfig) -> int:
     """Compute a generation as a rank other than 0, which prints and writes nothing; return the exit status 0."""
-    job, tokenizer = _read_job(options)
+    job, tokenizer = _read_job(options, config)
     backend = job.create_backend(ignore_progress)
     generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
     return 0
@@ -174,29 +187,17 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         job.prompt_ids,
         job.sampling,
         job.create_reference() if compares else None,
-        emit=lambda number, text: print(_escape(text) if streams else "", end="", flush=True),
+        emit=lambda number, text: print(escape_text(text) if streams else "", end="", flush=True),
         prompts_done=lambda: print(
-            _format_prompt(job.prompts[0], options) if streams else "", end="", flush=True
+            format_prompt(job.prompts[0], options) if streams else "", end="", flush=True
         ),
     )
     if streams:
         print("" if options.quiet else "\n")
     else:
         noun = "prompt" if job.sampling.n == 1 else "text"
-        for number, (prompt, generation) in enumerate(zip(job.prompts, generations), 1):
-            print(f"{noun} {number} of {len(generations)}")
-            print(f"{_escape(_format_prompt(prompt, options))}{_escape(generation.text)}\n")
+        print_texts(job.prompts, [generation.text for generation in generations], options, noun)
     return generations
-
-
-def _format_prompt(prompt: str, options: argparse.Namespace) -> str:
-    """Return the text to print before a continuation: the prompt, or an empty text with --chat."""
-    return "" if options.chat else prompt
-
-
-def _escape(text: str) -> str:
-    """Return a text, with its control characters escaped if stdout is a terminal."""
-    return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
 def ignore_progress(done: int, layers: int) -> None:

@@ -9,8 +9,11 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from model.commands.plan.arguments import OPTIONS
+from model.commands.plan.masked_text import UNPLANNED, plan_masked_text
+from model.commands.unread import refuse_options
 from model.config import Config, ModelConfig
 from model.config.folder import list_model_files
+from model.config.masked_text import MaskedTextConfig
 from model.config.published import describe_config
 from model.config.quantization import GLOBAL, RANK
 from model.device import choose_lnc, find_instance
@@ -32,10 +35,8 @@ from nkw.files import STDOUT, Outputs, json_document
 from nkw.process import disable_collector
 from nkw.terminal import show, show_lines, working
 
-_DEFAULTS = {
-    option.name.strip("-").partition("=")[0].replace("-", "_"): option.keywords.get("default")
-    for option in OPTIONS
-}
+_SIZES = ("tp", "batch", "prompt", "generate")
+"""Options of the sizes of steps, for models whose steps have several."""
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -49,6 +50,8 @@ def plan_command(options: argparse.Namespace) -> int:
         InvalidArgument: A file cannot be written.
     """
     config = read_record(options.config, options.family)
+    if isinstance(config, MaskedTextConfig):
+        return plan_masked_text(options, config)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
     model = _load_model(options, config, options.row_scales)
@@ -194,32 +197,8 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     Raises:
         ModelError: An option is given that such a plan does not read, or several instances are.
     """
-    unread = (
-        "accelerator",
-        "tp",
-        "pp",
-        "ep",
-        "sp",
-        "batch",
-        "prompt",
-        "generate",
-        "kv_cache_dtype",
-        "price",
-        "prices",
-        "sla",
-        "stack",
-        "recommend",
-        "rate",
-        "bench_script",
-        "quantization",
-        "row_scales",
-        "schemes",
-    )
-    for name in unread:
-        if (getattr(options, name) or None) != _DEFAULTS.get(name):
-            raise ModelError(
-                f"--{name.replace('_', '-')}: a step of a {config.model_type} has one size, and is planned on one rank"
-            )
+    reason = f"a step of a {config.model_type} has one size, and is planned on one rank"
+    refuse_options(options, OPTIONS, _SIZES + UNPLANNED, reason)
     names = _list_instances(options)
     if len(names) > 1:
         raise ModelError(f"a step of a {config.model_type} is planned on one instance, not on {len(names)}")
