@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from model.config.masked_text import MaskedTextConfig
 from model.device import SimulatedDevice
 from model.engine.buckets import SIZES_ONLY
 from model.errors import ModelError
-from model.families import load_config
+from model.families import compose, load_config, read_record
 from model.families.llada import compose_with_cache
 from model.families.tasks import MASKED_TEXT
 from model.layers.launch import Phase, StepShape
@@ -26,7 +27,7 @@ from model.runners.masked_text import (
 )
 from model.runners.unmasking import MaskPredictor
 from tests.model import llada_oracle
-from tests.model.llada_folders import write_llada, write_tensors
+from tests.model.llada_folders import FIELDS, write_llada, write_tensors
 from tests.model.llada_oracle import IDS, LATER, START, STORED
 
 ORACLE = dict(np.load(STORED))
@@ -146,6 +147,17 @@ def test_a_llada_is_loaded_by_its_architecture_for_masked_text(tmp_path: Path) -
     assert config.refusal(301) is not None
     with pytest.raises(ModelError, match="a llada fills masks in texts; nkw generate and nkw plan do that"):
         load_config(tmp_path / "llada")
+
+
+def test_the_sizes_of_llada_8b_are_those_of_its_index(tmp_path: Path) -> None:
+    """`total_size` in the index of GSAI-ML/LLaDA-8B-Instruct is 16,031,162,368 bytes of bfloat16."""
+    sizes: dict[str, object] = dict(
+        d_model=4096, mlp_hidden_size=12288, n_heads=32, n_kv_heads=32, n_layers=32
+    )
+    sizes |= dict(vocab_size=126464, embedding_size=126464, mask_token_id=126336)
+    (tmp_path / "config.json").write_text(json.dumps(FIELDS | sizes))
+    shapes = compose(read_record(tmp_path)).list_tensor_shapes()
+    assert 2 * sum(map(prod, shapes.values())) == 16_031_162_368
 
 
 def test_absent_fields_have_the_values_of_llada(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.commands import run_command
 from tests.model.folders import write_folder
 from tests.model.llada_folders import FIELDS, write_llada
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "masked-text.md"
 MASK = FIELDS["mask_token_id"]
 
 
@@ -147,6 +149,23 @@ def test_plan_refuses_options(
     _, err = run_command(main, ["plan", str(folder), *refused], capfd, status=2)
     assert message in err
     run_command(main, ["plan", str(folder), *accepted], capfd)
+
+
+def list_keys(node: Any) -> set[str]:
+    """Return all keys of a document, without those of `versions`."""
+    if isinstance(node, list):
+        return set().union(*map(list_keys, node))
+    if not isinstance(node, dict):
+        return set()
+    return {*node, *(key for name, child in node.items() if name != "versions" for key in list_keys(child))}
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "--model", "FOLDER", "--max-new-tokens", 4], ["plan", "FOLDER", "--generate", 8]]
+)
+def test_the_page_names_every_key_of_the_documents(folder: Path, capfd: Any, words: list[object]) -> None:
+    document, _ = run_json(capfd, [folder if word == "FOLDER" else word for word in words])
+    assert list_keys(document) - set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8"))) == set()
 
 
 def test_the_most_passes_that_are_faster_than_decoding() -> None:

@@ -15,6 +15,7 @@ from model.commands.generate.arguments import OPTIONS
 from model.commands.generate.job import get_rank
 from model.commands.generate.mesh import MOST_RANKS
 from model.commands.generate.prompts import encode_prompts, read_prompts
+from model.commands.generate.report import SCHEMA
 from model.commands.generate.texts import escape_text, format_prompt, print_texts
 from model.commands.unread import refuse_options
 from model.config.folder import list_model_files
@@ -52,7 +53,6 @@ _UNREAD = (
     *("calibration", "replay_report", "trace", "profile", "explain", "html"),
 )
 """Options that such models do not read."""
-_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _build_document(
     """Return the document of --json as dicts and lists."""
     options = job.options
     return {
-        "schema": _SCHEMA,
+        "schema": SCHEMA,
         "model": str(options.model),
         "backend": options.backend,
         "target": options.target,
