@@ -19,7 +19,7 @@ from tools.train.corpus import CONTEXT, IGNORE
 class Sizes:
     """Sizes in a config.json. `experts` is 0 for a Llama.
 
-    Else each token chooses `chosen` experts of width `hidden`.
+    Else each token chooses `chosen` experts of width `hidden`. Without `causal`, a token sees all tokens of its row.
     """
 
     width: int
@@ -34,6 +34,7 @@ class Sizes:
     experts: int = 0
     chosen: int = 0
     balance: float = 0.0
+    causal: bool = True
 
     @classmethod
     def read(cls, folder: Path) -> "Sizes":
@@ -62,7 +63,7 @@ class Sizes:
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary embedding and grouped queries, and with norms of queries and keys in Qwen3-MoE."""
+    """Attention with rotary embedding and grouped queries, and with norms of queries and keys in Qwen3-MoE."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -93,8 +94,10 @@ class Attention(nn.Module):
         k, v = (y.repeat_interleave(heads // kv_heads, 1) for y in (k, v))
         # Written out: at this size it is faster on a CPU than F.scaled_dot_product_attention.
         scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(head)
-        seen = torch.ones(t, t, dtype=torch.bool).tril()
-        y = scores.masked_fill(~seen, -1e9).softmax(-1).to(v.dtype) @ v
+        if self.sizes.causal:
+            seen = torch.ones(t, t, dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, -1e9)
+        y = scores.softmax(-1).to(v.dtype) @ v
         return self.o_proj(y.transpose(1, 2).reshape(b, t, heads * head))
 
 
@@ -199,6 +202,15 @@ class Decoder(nn.Module):
 
         In training a model with experts, their load imbalance is added, weighted by the number of targets.
         """
+        x, uneven = self.compute_states(ids, keep)
+        logits = F.linear(x, self.embed_tokens.weight).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
+        if not self.training or not self.sizes.experts:
+            return loss
+        return loss + self.sizes.balance * (targets != IGNORE).sum() * uneven / self.sizes.layers
+
+    def compute_states(self, ids: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the normalised hidden states, [rows, tokens, width], and the summed load imbalance of experts."""
         t = ids.shape[1]
         masks: list[Tensor | float] = [1.0] * self.sizes.sites if keep is None else list(keep.unbind())
         x = self.embed_tokens(ids) * masks[0]
@@ -206,11 +218,7 @@ class Decoder(nn.Module):
         for i, layer in enumerate(self.layers):
             x, imbalance = layer(x, self.cos[:t], self.sin[:t], masks[2 * i + 1 : 2 * i + 3])
             uneven = uneven + imbalance
-        logits = F.linear(self.norm(x), self.embed_tokens.weight).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
-        if not self.training or not self.sizes.experts:
-            return loss
-        return loss + self.sizes.balance * (targets != IGNORE).sum() * uneven / self.sizes.layers
+        return self.norm(x), uneven
 
 
 def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
