@@ -29,6 +29,7 @@ from nkw.report import Hanging, Part, table
 class TextTimes:
     """Times of texts on one chip, of all sequences of a batch together.
 
+    sequences    texts of the batch
     passes       the passes, each with its time
     first_token  time of the compared Llama's prompt
     each_token   time of its decode step with a cache as long as the text
@@ -39,6 +40,7 @@ class TextTimes:
     target: str
     ranks: int
     lnc: int
+    sequences: int
     passes: tuple[tuple[PassRecord, Time], ...]
     first_token: Time
     each_token: Time
@@ -79,7 +81,8 @@ class TextTimes:
             rows.append(("the text", f"{len(self.passes)}", "", _format_ms(self.text)))
         decoded = f"{self.new_tokens}"
         rows.append(("token by token", decoded, _format_ms(self.each_token), _format_ms(self.decoded_text)))
-        yield f"predicted on {cores} of {self.target} (LNC {self.lnc}), in ms"
+        texts = "one text" if self.sequences == 1 else f"{self.sequences} texts"
+        yield f"predicted for {texts} on {cores} of {self.target} (LNC {self.lnc}), in ms"
         yield table("|steps|a step|all", rows, gap=4)
         yield Hanging(
             "token by token: a Llama of the same sizes with a cache. Masked text is faster only where passes are far "
@@ -160,7 +163,14 @@ class TextPredictor:
         decode = base.with_sizes(Phase.decode, sequences, 1, base.cache_length)
         first_token, each_token = self._time_step(causal, base), self._time_step(causal, decode)
         return TextTimes(
-            self.target, self.ranks, self.lnc, tuple(passes), first_token, each_token, options.new_tokens
+            self.target,
+            self.ranks,
+            self.lnc,
+            sequences,
+            tuple(passes),
+            first_token,
+            each_token,
+            options.new_tokens,
         )
 
     def _time_step(self, network: Network, step: StepShape, head_repeats: int | None = None) -> Time:

@@ -173,7 +173,7 @@ def test_the_most_passes_that_are_faster_than_decoding() -> None:
 
     def count(pass_ns: float) -> int:
         passes = ((PassRecord(0, 5), Time.exact(pass_ns)),) * 2
-        return TextTimes("trn2", 1, 1, passes, Time.exact(10), Time.exact(5), 10).most_faster_passes
+        return TextTimes("trn2", 1, 1, 1, passes, Time.exact(10), Time.exact(5), 10).most_faster_passes
 
     assert [count(pass_ns) for pass_ns in (10.9, 11, 11.1, 54, 55, 56)] == [5, 4, 4, 1, 0, 0]
 

@@ -152,6 +152,21 @@ def test_kernels_choose_the_tokens_of_the_reference(
     assert (texts.compared, texts.equal) == (24, 24)
 
 
+@pytest.mark.parametrize("prompt", [127, 128, 129])
+def test_prefixes_of_a_tile_and_one_less_and_more_are_reused(tmp_path: Path, prompt: int) -> None:
+    """Blocks begin at 127, 128 and 129 and five later, where the last tile of keys is full, almost full, or begun."""
+    config = load_config(write_llada(tmp_path / "f", max_sequence_length=160), MASKED_TEXT)
+    weights = open_checkpoint(tmp_path / "f", config)
+    ids = np.random.default_rng(prompt).integers(3, MASK, (1, prompt)).tolist()
+    options = UnmaskingOptions(10, 4, 5, reuses=True)
+    reference = ReferenceMaskPredictor(config, weights, caches=True)
+    device = SimulatedDevice("trn2", 1)
+    kernels = KernelMaskPredictor(config, shard_weights(config, weights, 1), device, 1, prompt + 10, True, 3)
+    texts = unmask(kernels, ids, MASK, options, [0], reference)
+    assert [record.start for record in texts.passes] == [0, prompt, 0, prompt + 5]
+    assert (texts.compared, texts.equal) == (10, 10)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_sequences_of_a_batch_get_what_they_get_alone(folder: Path, temperature: float) -> None:
     options = replace(OPTIONS, temperature=temperature)
