@@ -106,10 +106,9 @@ def report_quality(options: argparse.Namespace) -> None:
     qualities = measure_quality(
         options.folder, texts, length, options.block_length, passes, options.temperature, options.seed
     )
-    print("passes  nats a token under stories  repeated 4-grams  tokens")
-    for count, quality in qualities.items():
-        name = f"{count}" if count else "texts themselves"
-        print(f"{name}  {quality.nats:.3f}  {quality.repeated:.1%}  {quality.tokens}")
+    print("writer            nats a token under stories  repeated 4-grams  tokens")
+    for writer, quality in qualities.items():
+        print(f"{writer:18}{quality.nats:26.3f}{quality.repeated:18.1%}{quality.tokens:8}")
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Quality of generated texts against the number of passes, as another model and n-grams judge them.
 
 The judge is `stories`, which decodes token by token: the mean loss of the generated tokens after their prompt. A text
-that repeats itself has a low loss too, so the share of repeated n-grams stands beside it. The same two numbers of the
-held-out texts themselves are what a good writer has.
+that repeats itself has a low loss too, so the share of repeated n-grams is reported with it. The held-out texts
+themselves show what a good writer has, and greedy texts of the judge what its favourites have.
 """
 
 from __future__ import annotations
@@ -49,11 +49,22 @@ def count_repeated(ids: Sequence[int]) -> tuple[int, int]:
 
 
 class Judge:
-    """The model `stories`, which measures continuations."""
+    """The model `stories`, which measures continuations, and writes some."""
 
     def __init__(self) -> None:
         self._model = Decoder(Sizes.read(STORIES)).eval()
         load(self._model, STORIES)
+
+    @torch.no_grad()
+    def write(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        """Return greedy continuations of prompts of one length."""
+        ids = torch.tensor([list(prompt) for prompt in prompts])
+        for _ in range(new_tokens):
+            states, _ = self._model.compute_states(ids)
+            logits = functional.linear(states[:, -1], self._model.embed_tokens.weight)
+            ids = torch.cat([ids, logits.argmax(dim=1, keepdim=True)], dim=1)
+        continuations: list[list[int]] = ids[:, len(prompts[0]) :].tolist()
+        return continuations
 
     @torch.no_grad()
     def judge(self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]) -> Quality:
@@ -79,8 +90,8 @@ def measure_quality(
     passes: Sequence[int],
     temperature: float,
     seed: int = 0,
-) -> dict[int, Quality]:
-    """Return the quality by number of passes of continuations of the first tokens of texts; 0 has the texts' own.
+) -> dict[str, Quality]:
+    """Return the quality of continuations of the first tokens of texts, by writer: texts, judge, and numbers of passes.
 
     Args:
         folder: Folder of the model, which the numpy reference computes.
@@ -96,10 +107,13 @@ def measure_quality(
     long_texts = [list(text) for text in texts if len(text) >= _PROMPT + new_tokens]
     prompts = [text[:_PROMPT] for text in long_texts]
     judge = Judge()
-    qualities = {0: judge.judge(prompts, [text[_PROMPT : _PROMPT + new_tokens] for text in long_texts])}
+    qualities = {
+        "the texts": judge.judge(prompts, [text[_PROMPT : _PROMPT + new_tokens] for text in long_texts]),
+        "stories, greedy": judge.judge(prompts, judge.write(prompts, new_tokens)),
+    }
     seeds = range(seed, seed + len(prompts))
     for count in passes:
         options = UnmaskingOptions(new_tokens, count, block_length, temperature=temperature)
         ids = unmask(predictor, prompts, config.mask_token_id, options, seeds).ids
-        qualities[count] = judge.judge(prompts, ids[:, _PROMPT:].tolist())
+        qualities[f"{count} passes"] = judge.judge(prompts, ids[:, _PROMPT:].tolist())
     return qualities
