@@ -269,9 +269,9 @@ def transpose_stripe(region, rows, stripe):
 
     `region` is [channel, image, row, column] @ SBUF.
     """
-    (first_image, end_image), (left, right) = stripe[0], stripe[2]
+    (first_image, end_image), (first_column, end_column) = stripe[0], stripe[2]
     for image in range(first_image, end_image):
-        nisa.dma_transpose(dst=region[:, image - first_image, 0, :], src=rows[image, left:right])
+        nisa.dma_transpose(dst=region[:, image - first_image, 0, :], src=rows[image, first_column:end_column])
 
 
 def load_image_rows(target, source, pack, has_gaps):

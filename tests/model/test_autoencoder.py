@@ -45,14 +45,14 @@ def open_half(folder: Path, half: Half, dtype: str = "float32") -> LoadedCompone
     return model.reopen(model.config.with_half(half).with_size(*LATENT))
 
 
-def check(case: str, half: Half, dtype: str, result: np.ndarray) -> None:
+def check(case: str, half: Half, dtype: str, computed: np.ndarray) -> None:
     """Compare with the float64 result of diffusers, by the errors that diffusers has in the same dtype.
 
     In float32 the largest error may be four times as large: sums are taken in other orders, and the errors of two
     orders differ as random numbers do. In bfloat16 the mean over thousands of elements may be a quarter larger.
     """
     key = f"{case} {half.value}"
-    errors = np.abs(result - ORACLES[key])
+    errors = np.abs(computed - ORACLES[key])
     largest, mean = ORACLES[f"{key} errors"]
     if dtype == "float32":
         assert errors.max() <= 4 * largest
@@ -95,18 +95,18 @@ def test_equal_tiles_need_one_size(half: Half, tmp_path: Path) -> None:
     model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), half)
     sizes = []
     ((name, source),) = draw_inputs("plain", half).items()
-    result = tile_reference(model, sizes, equal_tiles=True).run({name: source})["x"]
+    images = tile_reference(model, sizes, equal_tiles=True).run({name: source})["x"]
     assert sizes == [(4, 4)]
     (scale, result_scale) = (1, 4) if half is Half.decoder else (4, 1)
     tile = tile_reference(model, []).run({name: source[:, :, : 4 * scale, : 4 * scale]})["x"]
     np.testing.assert_array_equal(
-        result[:, :, :result_scale, :result_scale], tile[:, :, :result_scale, :result_scale]
+        images[:, :, :result_scale, :result_scale], tile[:, :, :result_scale, :result_scale]
     )
     last = tile_reference(model, []).run({name: source[:, :, -4 * scale :, -4 * scale :]})["x"]
     np.testing.assert_array_equal(
-        result[:, :, -result_scale:, -result_scale:], last[:, :, -result_scale:, -result_scale:]
+        images[:, :, -result_scale:, -result_scale:], last[:, :, -result_scale:, -result_scale:]
     )
-    assert result.shape[2:] == (5 * result_scale, 7 * result_scale)
+    assert images.shape[2:] == (5 * result_scale, 7 * result_scale)
 
 
 def test_images_of_one_tile_are_not_cut(tmp_path: Path) -> None:

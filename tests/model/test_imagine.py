@@ -51,11 +51,11 @@ def test_writes_an_image_with_its_settings(model: list[str], tmp_path: Path) -> 
 
 
 def test_settings_make_the_same_image(model: list[str], tmp_path: Path) -> None:
-    first, second, other = (tmp_path / f"{name}.png" for name in "abc")
-    for path, seed in ((first, "1"), (second, "1"), (other, "2")):
+    first, second, third = (tmp_path / f"{name}.png" for name in "abc")
+    for path, seed in ((first, "1"), (second, "1"), (third, "2")):
         assert main(["imagine", PROMPT, *model, "--seed", seed, "--out", str(path)]) == 0
     assert first.read_bytes() == second.read_bytes()
-    assert (read_image(first) != read_image(other)).any()
+    assert (read_image(first) != read_image(third)).any()
 
 
 def test_kernels_are_compared_and_timed(
@@ -98,10 +98,10 @@ def test_begins_with_given_latents(model: list[str], tmp_path: Path) -> None:
     noise, path = tmp_path / "noise.npy", tmp_path / "p.png"
     np.save(noise, draw_noise()[:1])
     assert main(["imagine", PROMPT, *model, "--latents", str(noise), "--out", str(path)]) == 0
-    given = read_image(path)
+    first_image = read_image(path)
     np.save(noise, draw_noise()[1:])
     assert main(["imagine", PROMPT, *model, "--latents", str(noise), "--out", str(path)]) == 0
-    assert (read_image(path) != given).any()
+    assert (read_image(path) != first_image).any()
 
 
 def test_a_grid_fills_its_last_row_with_white() -> None:

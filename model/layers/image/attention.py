@@ -69,9 +69,9 @@ class PixelAttention(ImageLayer):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the norm, three linears, attention, and the linear that adds the residual."""
-        x = self.size.value("x", step)
+        x = self.size.describe("x", step)
         images, channels, height, width = x.shape
-        normed = self.size.value("normed", step)
+        normed = self.size.describe("normed", step)
         rows = {
             name: Value(name, (images * height * width, channels), step.activations)
             for name in (*_INPUTS, "attended")

@@ -27,7 +27,7 @@ class ImageSize:
     rows: int
     columns: int
 
-    def value(self, name: str, step: StepShape) -> Value:
+    def describe(self, name: str, step: StepShape) -> Value:
         """Return the array `name` of a step's images as an argument or result of a launch."""
         return Value(name, (step.sequences, self.channels, self.rows, self.columns), step.activations)
 
@@ -60,8 +60,8 @@ class Convolution:
     stride: int = 1
 
     @property
-    def result(self) -> ImageSize:
-        """Size of the results."""
+    def output_size(self) -> ImageSize:
+        """Size of the images that the convolution writes."""
         rows, columns = (side // self.stride for side in (self.size.rows, self.size.columns))
         return ImageSize(self.outputs, rows, columns)
 
@@ -87,19 +87,19 @@ class Convolution:
         margin = self.window // 2
         return ((0, 0), (1, 1)) if self.stride == 2 else ((margin, margin), (margin, margin))
 
-    def launch(self, step: StepShape, source: str, result: str, added: str | None = None) -> Launch:
+    def launch(self, step: StepShape, source: str, output: str, added: str | None = None) -> Launch:
         """Return the launch of `conv2d` that convolves the images `source` and adds the images `added`.
 
         Args:
             step: The step.
             source: Name of the images that are read.
-            result: Name of the images that are written.
+            output: Name of the images that are written.
             added: Name of images of the result's size, which are added before the sum is rounded.
         """
         before, after = self._padding
-        sums = self.result.value(result, step)
+        sums = self.output_size.describe(output, step)
         arguments: dict[str, Argument] = {
-            "x": self.size.value(source, step),
+            "x": self.size.describe(source, step),
             "w": self.weight.value(step),
             "bias": self.bias.value(step),
             "stride": (self.stride, self.stride),
@@ -108,7 +108,7 @@ class Convolution:
         }
         if added is not None:
             arguments["added"] = replace(sums, name=added)
-        pixels = step.sequences * self.result.rows * self.result.columns
+        pixels = step.sequences * self.output_size.rows * self.output_size.columns
         return create_launch(
             "conv2d", arguments, sums, 2.0 * pixels * prod(self.weight.shape(step.shard)), step
         )
@@ -117,7 +117,7 @@ class Convolution:
         """Return the convolution of one image x [channels, rows, columns] plus bias and `added`, rounded once."""
         weight = numpy.load_tensor(f"{self.tensor}.weight")
         padded = np.pad(x, ((0, 0), *zip(*self._padding)))
-        sums = sum_taps(padded, weight, (self.result.rows, self.result.columns), self.stride)
+        sums = sum_taps(padded, weight, (self.output_size.rows, self.output_size.columns), self.stride)
         sums += numpy.load_tensor(f"{self.tensor}.bias")[:, None, None]
         return numpy.round(sums if added is None else sums + added)
 
@@ -155,12 +155,12 @@ class ConvolutionLayer(ImageLayer):
 
 
 def create_launch(
-    kernel: str, arguments: Mapping[str, Argument], result: Value, operations: float, step: StepShape
+    kernel: str, arguments: Mapping[str, Argument], output: Value, operations: float, step: StepShape
 ) -> Launch:
-    """Return the launch of a kernel on images, which at least reads its arrays once and writes `result` once."""
+    """Return the launch of a kernel on images, which at least reads its arrays once and writes `output` once."""
     arrays = [argument for argument in arguments.values() if isinstance(argument, Value)]
-    moved_bytes = float(sum(array.nbytes for array in (*arrays, result)))
-    return Launch(kernel, arguments, (result.name,), LeastWork(operations, moved_bytes), step.tokens)
+    moved_bytes = float(sum(array.nbytes for array in (*arrays, output)))
+    return Launch(kernel, arguments, (output.name,), LeastWork(operations, moved_bytes), step.tokens)
 
 
 def sum_taps(x: np.ndarray, weight: np.ndarray, size: tuple[int, int], stride: int = 1) -> np.ndarray:

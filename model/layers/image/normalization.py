@@ -34,10 +34,10 @@ class GroupNorm:
             for suffix in ("weight", "bias")
         )
 
-    def launch(self, step: StepShape, source: str, result: str) -> Launch:
-        """Return the launch of `group_norm` that reads the images `source` and writes the images `result`."""
+    def launch(self, step: StepShape, source: str, output: str) -> Launch:
+        """Return the launch of `group_norm` that reads the images `source` and writes the images `output`."""
         weight, bias = (weight.value(step) for weight in self.weights)
-        x = self.size.value(source, step)
+        x = self.size.describe(source, step)
         arguments: dict[str, Argument] = {
             "x": x,
             "weight": weight,
@@ -46,7 +46,7 @@ class GroupNorm:
             "eps": self.eps,
             "activation": "silu" if self.silu else None,
         }
-        return create_launch("group_norm", arguments, replace(x, name=result), 0.0, step)
+        return create_launch("group_norm", arguments, replace(x, name=output), 0.0, step)
 
     def compute(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return the norm of one image x [channels, rows, columns], rounded once, behind the activation."""

@@ -37,12 +37,14 @@ class Upsampling(ImageLayer):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `upsample_conv2d`."""
-        size, x = self.size, self.size.value("x", step)
+        size, x = self.size, self.size.describe("x", step)
         weight, bias = (weight.value(step) for weight in self.weights)
         doubled = ImageSize(size.channels, 2 * size.rows, 2 * size.columns)
         products = step.sequences * size.rows * size.columns * _PHASE_TAPS * size.channels**2
         arguments = {"x": x, "w": weight, "bias": bias}
-        return (create_launch("upsample_conv2d", arguments, doubled.value("x", step), 2.0 * products, step),)
+        return (
+            create_launch("upsample_conv2d", arguments, doubled.describe("x", step), 2.0 * products, step),
+        )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the doubled image of x [channels, rows, columns].
