@@ -56,6 +56,9 @@ def read_pixart(fields: Fields) -> PixArtConfig:
             fields.unsupported(
                 name, f"{fields.get(name, only)!r:.60}; the only {meaning} computed are {only}"
             )
+    for name in ("double_self_attention", "only_cross_attention", "use_linear_projection"):
+        if fields.flag(name, default=False):
+            fields.unsupported(name, "true; blocks attend to the image, then to the text")
     if fields.flag("norm_elementwise_affine", default=False):
         fields.unsupported("norm_elementwise_affine", "true; norms are computed without weights")
     if fields.flag("use_additional_conditions", default=sample == 128):

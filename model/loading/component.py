@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from model.config.folder import check_inside, check_model_folder, list_model_fil
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
 from model.families.tasks import Task
-from model.layers.precision import choose_activation_dtype
+from model.layers.precision import BFLOAT16, choose_activation_dtype
 from model.loading.checkpoint import Checkpoint, open_checkpoint
 from model.loading.weights import (
     RankWeights,
     adapt_weights,
     choose_weight_dtypes,
     describe_all_ranks,
+    plan_weight_dtypes,
     shard_weights,
 )
 from model.mesh import Mesh
@@ -28,28 +30,34 @@ from model.network import Network
 
 @dataclass(frozen=True)
 class LoadedComponent:
-    """Component with its memory-mapped checkpoint; `dtype` is that of activations: float32, bfloat16 or auto."""
+    """Component with its memory-mapped checkpoint, which is None for plans.
+
+    `dtype` is that of activations: float32, bfloat16 or auto.
+    """
 
     folder: Path
     config: ComponentConfig
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     dtype: str = "float32"
 
     @classmethod
-    def open(cls, folder: Path, task: Task[ComponentConfig], dtype: str = "float32") -> LoadedComponent:
+    def open(
+        cls, folder: Path, task: Task[ComponentConfig], dtype: str = "float32", is_planned: bool = False
+    ) -> LoadedComponent:
         """Open a component's folder, without reading its weights.
 
         Args:
             folder: The subfolder of a diffusers folder.
             task: What the component is for.
             dtype: Dtype of activations.
+            is_planned: Whether only dry runs follow, for which the folder needs no weights.
 
         Raises:
             ModelError: Files are missing, damaged or links out of the folder; the class is unknown or for another task;
                 or a field is unknown, missing, has the wrong type, or describes what no layer computes.
         """
         config = read_component(folder, task)
-        return cls(folder, config, open_checkpoint(folder, config), dtype)
+        return cls(folder, config, None if is_planned else open_checkpoint(folder, config), dtype)
 
     def resize(self, config: ComponentConfig) -> LoadedComponent:
         """Return the component with a config for another size of inputs and the same weights."""
@@ -69,9 +77,16 @@ class LoadedComponent:
         return compose(self.config)
 
     @property
+    def parameters(self) -> int:
+        """Number of parameters of the component."""
+        return sum(map(prod, self.network.list_tensor_shapes().values()))
+
+    @property
     def activations(self) -> np.dtype:
-        """NumPy dtype of activations."""
-        return choose_activation_dtype(self.dtype, self.config, self.checkpoint)
+        """NumPy dtype of activations; without a checkpoint, auto is the config's dtype, else bfloat16."""
+        if self.checkpoint is None and self.dtype == "auto" and self.config.dtype is None:
+            return BFLOAT16
+        return choose_activation_dtype(self.dtype, self.config, self.checkpoint or {})
 
     def load_shards(self, mesh: Mesh) -> tuple[RankWeights, ...]:
         """Return the weights of all tensor-parallel ranks of a mesh.
@@ -79,14 +94,25 @@ class LoadedComponent:
         Raises:
             ModelError: The ranks cannot share the component, or the weights exceed the memory of this machine.
         """
+        assert self.checkpoint is not None, "a component that is planned only"
         release = self.checkpoint.release
         return shard_weights(self.config, self.checkpoint, mesh.tensor, after_layer=release, dtype=self.dtype)
 
     def describe_shards(self, mesh: Mesh, target: str) -> tuple[RankWeights, ...]:
         """Return the weights of all ranks as kernels of a chip read them, for dry runs: zeros without memory."""
-        checkpoint = adapt_weights(self.checkpoint, target)
-        dtypes = choose_weight_dtypes(self.network.weights, checkpoint, self.activations)
-        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor)
+        weights, activations = self.network.weights, self.activations
+        if self.checkpoint is None:
+            dtypes = plan_weight_dtypes(weights, self.config.weight_format, activations)
+        else:
+            dtypes = choose_weight_dtypes(weights, adapt_weights(self.checkpoint, target), activations)
+        return describe_all_ranks(self.config, dtypes, activations, mesh.tensor)
+
+
+_RENAMED = {
+    ("Transformer2DModel", "ada_norm_single"): "PixArtTransformer2DModel",
+    ("Transformer2DModel", "ada_norm_zero"): "DiTTransformer2DModel",
+}
+"""Classes of diffusers by the class and the `norm_type` of configs that were published before they had these names."""
 
 
 def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig:
@@ -101,6 +127,8 @@ def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig
     field = "_class_name" if "_class_name" in fields else "architectures"
     names = fields.get(field, None)
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
+    if name == "Transformer2DModel":
+        name = _RENAMED.get((name, fields.get("norm_type", None)), name)
     known = {row.architecture: key for key, row in FAMILIES.items() if row.task == task}
     if not isinstance(name, str) or name not in known:
         raise fields.error(field, f"{name!r:.60} is not known; known are {', '.join(known)}")

@@ -19,15 +19,19 @@ _CODE = "NKW-MODEL-PIPELINE"
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """Folder in the layout of diffusers; `components` has the class of each component by name."""
+    """Folder in the layout of diffusers; `components` has the class of each component by name.
+
+    `is_planned` says that only dry runs follow.
+    """
 
     path: Path
     class_name: str
     components: Mapping[str, str]
+    is_planned: bool = False
 
     @classmethod
-    def open(cls, path: Path) -> PipelineFolder:
-        """Read model_index.json of a folder.
+    def open(cls, path: Path, is_planned: bool = False) -> PipelineFolder:
+        """Read model_index.json of a folder; with `is_planned` it needs neither weights nor tokenizers.
 
         Raises:
             ModelError: It is missing, damaged or a link out of the folder, or does not name a class for the pipeline
@@ -48,7 +52,7 @@ class PipelineFolder:
             if len(entry) != 2 or not all(isinstance(word, str) for word in entry):
                 raise fields.error(name, f"{entry!r:.60} is not a library and a class")
             components[name] = entry[1]
-        return cls(path, class_name, components)
+        return cls(path, class_name, components, is_planned)
 
     def check_components(self, needed: Mapping[str, tuple[str, ...]]) -> None:
         """Check that the folder has components by name, each of one of some classes.
@@ -69,7 +73,7 @@ class PipelineFolder:
         """Open the component in the subfolder `name`; errors are those of `LoadedComponent.open`."""
         folder = self.path / name
         check_inside(folder)
-        return LoadedComponent.open(folder, task, dtype)
+        return LoadedComponent.open(folder, task, dtype, self.is_planned)
 
     def read_schedule(self) -> NoiseSchedule:
         """Return the noise schedule in the subfolder `scheduler`.

@@ -51,6 +51,7 @@ class ReferenceComponent:
 
     def __init__(self, model: LoadedComponent, ranks: int = 1) -> None:
         self._network = model.network
+        assert model.checkpoint is not None, "a component that is planned only"
         self._numpy = Arithmetic(
             model.checkpoint, model.activations, WIDENED_BYTES, ranks, self._network.exact
         )

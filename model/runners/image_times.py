@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,18 @@ class ComponentTime:
     def total_ns(self) -> float:
         """Time of all passes in ns, with engines and DMA queues in program order."""
         return self.passes * self.prediction.program_ns
+
+    def build_document(self) -> dict[str, Any]:
+        """Return the time as a JSON object; times are in ns."""
+        return {
+            "name": self.name,
+            "passes": self.passes,
+            "batch": self.batch,
+            "pass_ns": self.prediction.program_ns,
+            "dataflow_ns": self.prediction.dataflow_ns,
+            "serial_ns": self.prediction.serial_ns,
+            "total_ns": self.total_ns,
+        }
 
 
 class DryBackend:

@@ -57,18 +57,7 @@ class TargetTimes:
             "target": self.target,
             "total_ns": self.total_ns,
             "images_per_second": self.images / self.total_ns * 1e9,
-            "components": [
-                {
-                    "name": component.name,
-                    "passes": component.passes,
-                    "batch": component.batch,
-                    "pass_ns": component.prediction.program_ns,
-                    "dataflow_ns": component.prediction.dataflow_ns,
-                    "serial_ns": component.prediction.serial_ns,
-                    "total_ns": component.total_ns,
-                }
-                for component in self.components
-            ],
+            "components": [component.build_document() for component in self.components],
         }
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from model.commands.plan.arguments import OPTIONS
+from model.commands.plan.images import IMAGE_OPTIONS, is_pipeline, plan_pipeline
 from model.commands.plan.masked_text import UNPLANNED, plan_masked_text
 from model.commands.unread import refuse_options
 from model.config import Config, ModelConfig
@@ -49,6 +50,9 @@ def plan_command(options: argparse.Namespace) -> int:
         ModelError: Options exclude each other, or the config or the instance cannot be used.
         InvalidArgument: A file cannot be written.
     """
+    if is_pipeline(options.config):
+        return plan_pipeline(options)
+    refuse_options(options, OPTIONS, IMAGE_OPTIONS, "only images of a diffusion model have it")
     config = read_record(options.config, options.family)
     if isinstance(config, MaskedTextConfig):
         return plan_masked_text(options, config)

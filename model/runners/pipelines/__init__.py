@@ -20,17 +20,18 @@ PIPELINES: dict[str, Callable[[PipelineFolder, str], ImagePipeline]] = {
 """Function that opens a folder with a dtype of activations, by the class in model_index.json."""
 
 
-def open_pipeline(folder: Path | str, dtype: str = "float32") -> ImagePipeline:
+def open_pipeline(folder: Path | str, dtype: str = "float32", is_planned: bool = False) -> ImagePipeline:
     """Open a folder of a diffusion model; weights are mapped, not read.
 
     Args:
         folder: A folder in the layout of diffusers.
         dtype: Dtype of activations: float32, bfloat16 or auto.
+        is_planned: Whether only dry runs follow, for which the folder needs neither weights nor tokenizers.
 
     Raises:
         ModelError: A file is missing or damaged, or the folder describes what no layer computes.
     """
-    opened = PipelineFolder.open(Path(folder))
+    opened = PipelineFolder.open(Path(folder), is_planned)
     if opened.class_name not in PIPELINES:
         raise ModelError(
             f"{opened.path / INDEX}: _class_name: {opened.class_name:.60} is not known; known are "

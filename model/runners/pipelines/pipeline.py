@@ -14,6 +14,7 @@ from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import DenoiserConfig
 from model.errors import ModelError
 from model.loading.component import LoadedComponent
+from model.loading.text_tokenizer import TextTokenizer
 from model.noise_schedules import NoiseSchedule, Trajectory
 from model.runners.component import Arrays, Component
 
@@ -60,7 +61,8 @@ class ImagePipeline(ABC):
     @property
     def files(self) -> list[Path]:
         """Paths of the files of weights that are mapped."""
-        return [file for component in self.components for file in component.checkpoint.files]
+        checkpoints = [component.checkpoint for component in self.components]
+        return [file for checkpoint in checkpoints if checkpoint is not None for file in checkpoint.files]
 
     @property
     def components(self) -> Sequence[LoadedComponent]:
@@ -126,3 +128,18 @@ class ImagePipeline(ABC):
     def unscale(self, latents: np.ndarray) -> np.ndarray:
         """Return latent images as the autoencoder decodes them."""
         return latents / np.float32(self.autoencoder_config.scaling_factor)
+
+
+def encode_ids(
+    tokenizer: TextTokenizer | None, texts: Sequence[str], rows: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return padded ids of texts, int32 [texts, rows], and the numbers of their tokens, int32 [texts, 1].
+
+    Args:
+        tokenizer: The tokenizer; None for dry runs, in which all texts are as long as possible.
+        texts: The texts.
+        rows: Ids of a padded text.
+    """
+    if tokenizer is None:
+        return np.zeros((len(texts), rows), np.int32), np.full((len(texts), 1), rows, np.int32)
+    return tokenizer.encode(texts)

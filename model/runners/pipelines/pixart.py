@@ -20,7 +20,7 @@ from model.loading.pipeline import PipelineFolder
 from model.loading.text_tokenizer import TextTokenizer
 from model.loading.text_tokenizers import open_text_tokenizer
 from model.runners.component import Arrays
-from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from model.runners.pipelines.pipeline import Backend, ImagePipeline, encode_ids
 
 _TOKENIZERS = {"CLIPTextModel": ("CLIPTokenizer",), "T5EncoderModel": ("T5Tokenizer", "T5TokenizerFast")}
 _MOST_TEXT_ROWS = {"PixArtAlphaPipeline": 120, "PixArtSigmaPipeline": 300}
@@ -32,7 +32,7 @@ class PixArtPipeline(ImagePipeline):
     """Opened PixArt model with its text encoder and tokenizer."""
 
     text_encoder: LoadedComponent
-    tokenizer: TextTokenizer
+    tokenizer: TextTokenizer | None
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
@@ -57,8 +57,7 @@ class PixArtPipeline(ImagePipeline):
 
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
         """Return the encoded texts [texts, rows, size] and the numbers of their tokens [texts, 1]."""
-        ids, mask = self.tokenizer.encode(texts)
-        lengths = mask.sum(axis=1, keepdims=True, dtype=np.int32)
+        ids, lengths = encode_ids(self.tokenizer, texts, self.denoiser_config.text_rows)
         inputs = {"ids": ids}
         if "text_lengths" in self.text_encoder.network.inputs:
             inputs["text_lengths"] = lengths
@@ -75,7 +74,7 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
     encoder = folder.components.get("text_encoder", "")
     folder.check_components(
         {
-            "transformer": ("PixArtTransformer2DModel",),
+            "transformer": ("PixArtTransformer2DModel", "Transformer2DModel"),
             "vae": ("AutoencoderKL",),
             "text_encoder": tuple(_TOKENIZERS),
             "tokenizer": _TOKENIZERS.get(encoder, ()),
@@ -95,8 +94,10 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
     autoencoder = folder.open_component("vae", AUTOENCODER, dtype)
     assert isinstance(autoencoder.config, AutoencoderConfig)
     autoencoder = autoencoder.resize(autoencoder.config.with_size(rows, columns))
-    tokenizer = open_text_tokenizer(
-        folder.path / "tokenizer", folder.components["tokenizer"], vocabulary, text_rows
-    )
+    tokenizer = None
+    if not folder.is_planned:
+        tokenizer = open_text_tokenizer(
+            folder.path / "tokenizer", folder.components["tokenizer"], vocabulary, text_rows
+        )
     schedule = folder.read_schedule()
     return PixArtPipeline(folder.path, schedule, denoiser, autoencoder, text_encoder, tokenizer)

@@ -1,0 +1,68 @@
+"""`nkw plan` for a diffusion model: time by component, images a second, and what 1,000 images cost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from model.commands.plan.arguments import OPTIONS
+from model.commands.plan.masked_text import UNPLANNED
+from model.commands.unread import refuse_options
+from model.device import choose_lnc, find_instance
+from model.errors import ModelError
+from model.loading.pipeline import INDEX
+from model.plan.images import plan_images
+from model.plan.plan import DEFAULT_INSTANCE
+from model.plan.prices import find_price
+from model.runners.denoise import Sampling
+from model.runners.pipelines import open_pipeline
+from nkw.files import Outputs, json_document
+from nkw.terminal import show_lines, working
+
+_READ = ("price", "prices")
+IMAGE_OPTIONS = ("steps", "guidance", "size")
+"""Options of images, which plans of other models do not read."""
+
+
+def is_pipeline(path: Path) -> bool:
+    """Return whether a path is the folder of a diffusion model."""
+    return (path / INDEX).is_file()
+
+
+def plan_pipeline(options: argparse.Namespace) -> int:
+    """Print the plan of images, and write the document of --json; return the exit status 0.
+
+    The folder needs no weights.
+
+    Raises:
+        ModelError: An option is given that such a plan does not read, or the folder describes what no layer computes.
+    """
+    unread = (*(name for name in UNPLANNED if name not in _READ), "prompt", "generate")
+    refuse_options(options, OPTIONS, unread, "images are planned on tensor ranks of one instance")
+    names = [name.strip() for names in options.instance or () for name in names.split(",")]
+    if len(names) > 1:
+        raise ModelError(f"images are planned on one instance, not on {len(names)}")
+    instance = find_instance(next(iter(names), DEFAULT_INSTANCE))
+    lnc = choose_lnc(instance.target, options.lnc, largest=True)
+    dtype = "float32" if options.dtype == "float32" else "bfloat16"
+    pipeline = open_pipeline(options.config, dtype, is_planned=True)
+    if options.size is not None:
+        pipeline = pipeline.with_image_size(options.size[1], options.size[0])
+    price = find_price(instance, options.price, options.prices)
+    outputs = Outputs(lambda: [options.config / INDEX])
+    name = options.config.resolve().name
+    with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
+        with working(lambda: f"plan of {name}: dry runs of its kernels"):
+            plan = plan_images(
+                pipeline,
+                instance.target,
+                instance.physical_cores,
+                Sampling(options.steps, options.guidance),
+                options.batch or 1,
+                options.tp or 1,
+                lnc,
+                price,
+            )
+        contents.update(plan.build_document(name))
+        show_lines("\n".join(plan.format_lines(name)))
+    return 0

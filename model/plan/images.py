@@ -1,0 +1,142 @@
+"""Plan of images: weights and passes of the components of a diffusion model, and what images of an instance cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from model.device import DryDevice
+from model.errors import ModelError
+from model.loading.weights import check_ranks
+from model.plan.prices import Price
+from model.runners.denoise import ImageRequest, ImageRunner, Sampling
+from model.runners.image_times import ComponentTime, DryBackend
+from model.runners.pipelines.pipeline import ImagePipeline
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """Predicted times of a batch of images on some ranks of an instance.
+
+    image_size     rows and columns of an image in pixels
+    images         images of a batch
+    ranks          tensor-parallel ranks that draw a batch
+    lnc            physical cores of a rank
+    copies         batches that the instance draws at once, each on its own ranks
+    parameters     parameters of all components
+    weight_bytes   bytes of their weights in the dtype of activations
+    components     times of the components
+    price          price of the instance; None if unknown
+    """
+
+    target: str
+    image_size: tuple[int, int]
+    images: int
+    ranks: int
+    lnc: int
+    copies: int
+    parameters: int
+    weight_bytes: int
+    components: tuple[ComponentTime, ...]
+    price: Price | None
+
+    @property
+    def total_ns(self) -> float:
+        """Time of a batch in ns: engines and DMA queues in program order."""
+        return sum(component.total_ns for component in self.components)
+
+    @property
+    def images_per_second(self) -> float:
+        """Images that the instance draws in a second with all its cores."""
+        return self.copies * self.images / self.total_ns * 1e9
+
+    @property
+    def dollars_per_thousand(self) -> float | None:
+        """Price of 1,000 images in dollars; None if the price of the instance is unknown."""
+        if self.price is None:
+            return None
+        return self.price.dollars_per_hour / 3600 / self.images_per_second * 1000
+
+    def format_lines(self, name: str) -> Iterator[str]:
+        """Yield the lines of the report, for a model called `name`."""
+        rows, columns = self.image_size
+        yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
+        batch = "one image" if self.images == 1 else f"{self.images} images"
+        cores = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} of {self.target} (LNC {self.lnc})"
+        yield f"{batch} of {columns}x{rows} pixels on {cores}, program order:"
+        for component in self.components:
+            share = component.total_ns / self.total_ns
+            yield (
+                f"  {component.name.replace('_', ' ')}: {component.passes} x "
+                f"{component.prediction.program_ns / 1e6:,.3f} ms = {component.total_ns / 1e6:,.2f} ms ({share:.1%})"
+            )
+        yield f"  together: {self.total_ns / 1e6:,.2f} ms; host and runtime are not counted"
+        yield f"images a second on all cores of the instance ({self.copies} at once): {self.images_per_second:,.2f}"
+        if self.dollars_per_thousand is not None:
+            yield f"$ for 1,000 images: {self.dollars_per_thousand:,.3f}"
+
+    def build_document(self, name: str) -> dict[str, Any]:
+        """Return the plan as a JSON object; times are in ns."""
+        return {
+            "model": name,
+            "target": self.target,
+            "lnc": self.lnc,
+            "ranks": self.ranks,
+            "copies": self.copies,
+            "parameters": self.parameters,
+            "weight_bytes": self.weight_bytes,
+            "image_size": list(self.image_size),
+            "images": self.images,
+            "total_ns": self.total_ns,
+            "images_per_second": self.images_per_second,
+            "dollars_per_thousand": self.dollars_per_thousand,
+            "components": [component.build_document() for component in self.components],
+        }
+
+
+def plan_images(
+    pipeline: ImagePipeline,
+    target: str,
+    cores: int,
+    sampling: Sampling,
+    images: int = 1,
+    ranks: int = 1,
+    lnc: int = 1,
+    price: Price | None = None,
+) -> ImagePlan:
+    """Return the plan of a batch of images; every component is timed by a dry run of one pass.
+
+    Args:
+        pipeline: The model for images of one size.
+        target: Name of the chip.
+        cores: Physical cores of the instance.
+        sampling: Steps and guidance.
+        images: Images of a batch.
+        ranks: Tensor-parallel ranks that draw a batch.
+        lnc: Physical cores of a rank.
+        price: Price of the instance; None if unknown.
+
+    Raises:
+        ModelError: The ranks cannot share a component, or the instance has fewer of them.
+    """
+    copies = cores // (ranks * lnc)
+    if copies == 0:
+        raise ModelError(f"{ranks} ranks of {lnc} cores; the instance has {cores} cores", "NKW-MODEL-OPTION")
+    for component in pipeline.components:
+        check_ranks(component.config, ranks)
+    backend = DryBackend(DryDevice(target, ranks, one_for_all=True, lnc=lnc), target)
+    requests = [ImageRequest("", seed) for seed in range(images)]
+    passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
+    return ImagePlan(
+        target,
+        pipeline.image_size,
+        images,
+        ranks,
+        lnc,
+        copies,
+        sum(component.parameters for component in pipeline.components),
+        sum(component.parameters * component.activations.itemsize for component in pipeline.components),
+        tuple(backend.list_times(passes)),
+        price,
+    )

@@ -1,0 +1,95 @@
+"""`nkw plan` for diffusion models: passes, times and prices of images, without weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from model.plan.images import plan_images
+from model.plan.prices import Price
+from model.runners.denoise import Sampling
+from model.runners.pipelines import open_pipeline
+from nkw.commands import main
+from tests.model.test_denoise import edit, folders  # noqa: F401
+
+
+@pytest.fixture
+def configs(folders: dict[str, Path], tmp_path: Path) -> Path:  # noqa: F811
+    """Return a folder of configs alone, without weights and tokenizer."""
+    folder = Path(shutil.copytree(folders["flow"], tmp_path / "configs"))
+    for path in (*folder.glob("*/*.safetensors"), *folder.glob("tokenizer/*")):
+        path.unlink()
+    return folder
+
+
+def test_times_add_up(configs: Path) -> None:
+    pipeline = open_pipeline(configs, "bfloat16", is_planned=True)
+    plan = plan_images(pipeline, "trn2", 8, Sampling(5), images=2, ranks=2, price=Price(36.0))
+    assert [(time.name, time.passes, time.batch) for time in plan.components] == [
+        ("text_encoder", 1, 4),
+        ("denoiser", 5, 4),
+        ("autoencoder", 1, 2),
+    ]
+    assert plan.total_ns == sum(time.total_ns for time in plan.components)
+    assert plan.copies == 4
+    assert plan.images_per_second == pytest.approx(4 * 2 / (plan.total_ns * 1e-9))
+    assert plan.dollars_per_thousand == pytest.approx(0.01 * 1000 / plan.images_per_second)
+    assert plan.weight_bytes == 2 * plan.parameters
+
+
+def test_fewer_steps_save_passes_of_the_denoiser_alone(configs: Path) -> None:
+    pipeline = open_pipeline(configs, is_planned=True)
+    many, few = (plan_images(pipeline, "trn2", 8, Sampling(steps)) for steps in (50, 8))
+    (text, denoiser, autoencoder), (text_again, few_passes, autoencoder_again) = (
+        [time.total_ns for time in plan.components] for plan in (many, few)
+    )
+    assert (text, autoencoder) == (text_again, autoencoder_again)
+    assert few_passes == pytest.approx(denoiser * 8 / 50)
+
+
+def test_the_command_plans_a_folder_without_weights(
+    configs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = tmp_path / "plan.json"
+    words = ["plan", str(configs), "--instance", "inf2.xlarge", "--tp", "2", "--steps", "3"]
+    assert main([*words, "--json", str(document)]) == 0
+    text = capsys.readouterr().out
+    assert "one image of 16x16 pixels on 2 ranks of inf2" in text and "$ for 1,000 images" in text
+    assert max(map(len, text.splitlines())) <= 80
+    contents = json.loads(document.read_text())
+    assert contents["copies"] == 1 and contents["ranks"] == 2
+    assert contents["total_ns"] == pytest.approx(sum(entry["total_ns"] for entry in contents["components"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pp", "2"], "--pp: images are planned on tensor ranks of one instance"),
+        (["--prompt", "7"], "--prompt: images are planned"),
+        (["--tp", "3"], "3 ranks"),
+        (["--size", "32x32"], "its sizes are 16x16"),
+        (["--steps", "1001"], "steps 1001"),
+        (["--instance", "trn1.2xlarge,trn1.32xlarge"], "on one instance, not on 2"),
+    ],
+)
+def test_refuses_options_of_texts(
+    words: list[str], message: str, configs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(configs), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plan_of_texts_has_no_steps_of_images(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "stories", "--steps", "7"]) == 2
+    assert "--steps: only images of a diffusion model have it" in capsys.readouterr().err
+
+
+def test_configs_published_under_an_older_class(configs: Path) -> None:
+    edit(
+        configs / "transformer" / "config.json", _class_name="Transformer2DModel", norm_type="ada_norm_single"
+    )
+    edit(configs / "model_index.json", transformer=["diffusers", "Transformer2DModel"])
+    assert open_pipeline(configs, is_planned=True).image_size == (16, 16)
