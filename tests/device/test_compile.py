@@ -287,6 +287,21 @@ def test_only_what_the_cache_lacks_is_compiled(tiny: Path, tmp_path: Path, tool:
     assert len(read_manifest(cache)) == 2 * count
 
 
+def test_the_compiling_process_quantises_as_the_engine_does(
+    tiny: Path, tmp_path: Path, tool: Path, capsys: Any
+) -> None:
+    """Its launches have the weights, rows and caches of the graphs that are listed."""
+    words = ["--kv-cache-dtype", "fp8", "--quantization", "w8a8", "--row-scales", "global"]
+    status, _, err = run(capsys, str(tiny), *OPTIONS, *words, "--out", str(tmp_path / "cache"))
+    assert (status, err) == (0, "")
+    (call,) = (tool / "calls").read_text().splitlines()
+    assert " ".join(words) in call and call.split()[-1] == BUCKETS.split()[-1]
+    plain, quantised = (
+        set(run(capsys, str(tiny), *OPTIONS, *more, "--list")[1].splitlines()) for more in ([], words)
+    )
+    assert len(plain) == len(quantised) and not plain & quantised
+
+
 def test_a_compilation_that_fails_is_not_noted(tiny: Path, tmp_path: Path, tool: Path, capsys: Any) -> None:
     (tool / "status").write_text("3")
     status, _, err = run(capsys, str(tiny), *OPTIONS, "--out", str(tmp_path / "cache"))

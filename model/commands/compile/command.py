@@ -56,6 +56,9 @@ _OPTIONS = (
         "max_num_batched_tokens",
         "block_size",
         "mamba_block_size",
+        "kv_cache_dtype",
+        "quantization",
+        "row_scales",
     ),
     *("max_model_len", "num_pages", "num_state_slots", "speculative_config", "buckets"),
 )
