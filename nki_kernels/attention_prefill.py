@@ -93,6 +93,20 @@ Cost
     2 68 and 63 (50 %). With keys and values that a head only asks for at its first queries, loaded in the queue of
     those transposes, they took 653 and 473, 170 and 133, 85 and 76.
 
+    Of all with all, without caches, in program order, and as a share of the largest bound of FLOP, HBM bytes and exp
+    (153 G/s of the Scalar engine, the largest for heads below 128):
+        3 heads of 128, 4096 + 512 rows (FLUX, 8 ranks)           572 us  73 %
+        4 heads of 64, 4096 + 333 rows (SD3.5 has 24)             706 us  73 %
+        4 heads of 72, 4096 rows (PixArt has 16)                  595 us  74 %
+        16 heads of 72, two sequences of 1024                     339 us  65 %  with caches 445
+        the same queries, 120 padded keys each                    121 us  24 %
+        16 heads of 72, 4096 queries and 120 or 300 padded keys   216 and 299 us  25 and 43 %
+        64 heads of 64, 512 rows, with biases and padding (T5)    289 us  38 %
+    In 595 us the Scalar engine is busy for 541, the Vector engine for 580 with the maximum of each score, DMA for 586:
+    exp on another engine would shorten none of the other two. What did not help: all scores of 1024 keys computed
+    twice, which needs no transposes (471, a quarter of them 366); for 120 keys, a quotient by the Vector engine, which
+    waits for its own reciprocal.
+
     With slopes the Vector engine passes twice over the scores (prefill/slopes.py) and none is computed twice: 192 and
     174 us for Hq = 4, L = 2048.
 
@@ -269,8 +283,15 @@ class HeadLoads(nl.NKIObject):
         self.cleaned = 0
 
     def find_head(self, i):
-        """Return the `Head` that tile number i of queries attends to: the last loaded one or the one before."""
-        return self.heads[-1] if self.heads[-1].first <= i else self.heads[-2]
+        """Return the `Head` that tile number i of queries attends to."""
+        return self.heads[-1 - self.count_early(i)]
+
+    def count_early(self, i):
+        """Return how many heads are loaded whose first tile of queries comes after tile i."""
+        count = 0
+        while self.heads[-1 - count].first > i:
+            count += 1
+        return count
 
     def load_near(self, i, time):
         """Load the key/value head of tile i of queries, and the next head if a tile soon after i needs it.
@@ -282,10 +303,11 @@ class HeadLoads(nl.NKIObject):
             queries = self.tiles[k]
             if self.heads:
                 last = self.heads[-1]
-                if last.sequence == queries.sequence and last.number == queries.kv_head:
+                loaded = last.sequence == queries.sequence and last.number == queries.kv_head
+                if loaded or k < last.first:
                     continue
-                # One head is loaded early at most: SBUF has room for it beside the two that scores and products read.
-                if last.first > i:
+                # SBUF has room for some heads that are loaded early, beside the two that scores and products read.
+                if self.count_early(i) >= self.launch.ahead.early_heads:
                     break
             # Without room for two heads, all steps that read the one in SBUF are issued before the next is loaded.
             if not self.launch.ahead.two_heads_fit:
@@ -307,10 +329,12 @@ class HeadLoads(nl.NKIObject):
         for head in self.heads[self.cleaned :]:
             if head.first >= i + tuning.cleaned_ahead:
                 return
+            if self.launch.biases is not None:
+                self.launch.biases.split_window(head)
             if prompts.gap > 0:
                 fill_gap(prompts, head)
             if head.lengths is not None:
-                hide_keys(prompts, head, choose_cleaning_engine(i))
+                hide_keys(prompts, head)
                 schedule_loads(self.agenda, time, tuning.values_after, hide_values, head)
             if prompts.step.causal or prompts.cached_keys > 0 or prompts.scales is not None:
                 # With a prefix `load_head` has cleaned them, because the first key fills places that are not valid.

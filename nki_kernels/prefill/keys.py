@@ -48,7 +48,7 @@ class Head(nl.NKIObject):
         shape = (PARTITIONS, count, prompts.value_depth + 1)
         self.values = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
         ones = self.values[:, :, prompts.value_depth : prompts.value_depth + 1]
-        nisa.memset(dst=ones, value=1.0)
+        nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
         if prompts.gap > 0:
             block = prompts.new_keys // PARTITIONS
             nisa.memset(dst=self.values[:, block, :], value=0.0)

@@ -22,7 +22,8 @@ class KeyLengths(nl.NKIObject):
 
     `hidden` is 1 for them, uint8 [128, block, 128] @ SBUF, every partition with all keys. `seen` is 1 for the other
     ones, [key in block, block] @ SBUF in `integer`, the integers as wide as the keys' dtype. `mask` [1, key] @ SBUF is
-    0 for keys that are seen, else MASKED; None without biases, as scores need no mask then.
+    0 for keys that are seen, else MASKED; None without biases, as scores need no mask then. `seen_keys` are results of
+    `find_hidden`, kept by the start of their piece.
     """
 
     def __init__(self, prompts, sequence):
@@ -46,6 +47,7 @@ class KeyLengths(nl.NKIObject):
         # Values have their keys on the partitions, so their predicate is one column for each block.
         self.seen = nl.ndarray((PARTITIONS, count), dtype=self.integer, buffer=nl.sbuf)
         mark_compared_positions(self.seen, [[PARTITIONS, count]], 0, 1, nl.less, length)
+        self.seen_keys = {}
         self.mask = None
         if prompts.step.position_bias is not None:
             self.mask = nl.ndarray((1, prompts.keys), dtype=prompts.dtype, buffer=nl.sbuf)
@@ -54,23 +56,30 @@ class KeyLengths(nl.NKIObject):
                 dst=self.mask, data=hidden[0:1, 0 : prompts.keys], op0=nl.multiply, operand0=MASKED
             )
 
-
-def hide_keys(prompts, head, engine):
-    """Replace the keys of a `Head` behind its sequence's length by its first key, in `head.keys` @ SBUF.
-
-    Args:
-        engine: multiplies bits of bfloat16 keys; GpSimd multiplies those of float32 keys.
-    """
-    integer = head.lengths.integer
-    for piece in list_new_pieces(prompts):
+    def find_hidden(self, piece):
+        """Return `hidden` of the keys of a `Piece`, and its negation in `integer`: [128, block, key] @ SBUF each."""
         first = piece.start // PARTITIONS
-        hidden = head.lengths.hidden[:, first : first + piece.count, 0 : piece.used]
-        seen = nl.ndarray(hidden.shape, dtype=integer, buffer=nl.sbuf)
+        hidden = self.hidden[:, first : first + piece.count, 0 : piece.used]
+        name = f"{piece.start}"
+        if name in self.seen_keys:
+            return hidden, self.seen_keys[name]
+        seen = nl.ndarray(hidden.shape, dtype=self.integer, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=seen, data=hidden, op0=nl.equal, operand0=0.0)
+        # The first keys are all keys of a short sequence, whose heads follow soon; all of a long one take much room.
+        if piece.start < COUNTED:
+            self.seen_keys[name] = seen
+        return hidden, seen
+
+
+def hide_keys(prompts, head):
+    """Replace the keys of a `Head` behind its sequence's length by its first key, in `head.keys` @ SBUF."""
+    for piece in list_new_pieces(prompts):
+        hidden, seen = head.lengths.find_hidden(piece)
         for tile in range(prompts.depth_tiles):
             height = prompts.heights[tile]
             keys = view_new_keys(prompts, head, (tile, tile + 1, height), piece)[:, :, 0, :]
-            zero_hidden(keys, seen[0:height], engine)
+            # The Vector engine adds the first key, so it multiplies too, and does not wait for GpSimd.
+            zero_hidden(keys, seen[0:height], nisa.engine.vector)
             # Zeros and the first key, or keys and 0: each sum has one term that is not 0, so it is exact.
             nisa.scalar_tensor_tensor(
                 dst=keys,

@@ -30,8 +30,9 @@ class LoadAhead(nl.NKIObject):
     """How early attention_prefill loads queries and heads, counted in tiles of queries.
 
     A tile of queries is loaded `queries` tiles before its use, the keys and values of a head `heads` tiles before their
-    first use. If `two_heads_fit`, SBUF has room for the keys and values of two heads; else those of one are used up
-    before the next are loaded. `query_room` is the number of bytes per partition that all tiles of queries may take.
+    first use, of at most `early_heads` heads. If `two_heads_fit`, SBUF has room for the keys and values of two heads;
+    else those of one are used up before the next are loaded. `query_room` is the number of bytes per partition that all
+    tiles of queries may take.
     """
 
     def __init__(self, prompts, tuning):
@@ -42,6 +43,8 @@ class LoadAhead(nl.NKIObject):
         # A head that is loaded early stands beside two that products and scores read.
         three_fit = 3 * head_bytes + least + (tuning.queries_ahead - 1) * tile_bytes <= room
         self.heads = tuning.heads_ahead if three_fit else 1
+        early_room = room - 2 * head_bytes - least - (tuning.queries_ahead - 1) * tile_bytes
+        self.early_heads = max(1, min(tuning.early_heads, early_room // head_bytes))
         self.query_room = room - (2 if self.two_heads_fit else 1) * head_bytes
         loaded = self.query_room // tile_bytes
         self.queries = max(1, min(tuning.queries_ahead, loaded - LEAST_QUERIES + 1))

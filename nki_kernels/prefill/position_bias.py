@@ -31,9 +31,9 @@ class PositionBias(nl.NKIObject):
         self.terms = count_terms(prompts.dtype, prompts.step)
 
     def load_window(self, kv_head):
-        """Load the window of the biases of one head from HBM; return its terms, [row, column] @ SBUF each.
+        """Load the window of the biases of one head from HBM, and return it: [row, column] @ SBUF, in their dtype.
 
-        Row c and column m have the bias of element c + m of the head's row, divided by the scale.
+        Row c and column m have the bias of element c + m of the head's row.
         """
         prompts, source = self.prompts, self.prompts.step.position_bias
         tokens = prompts.queries
@@ -42,18 +42,27 @@ class PositionBias(nl.NKIObject):
         loaded = nl.ndarray(shape, dtype=source.dtype, buffer=nl.sbuf)
         pattern = [[1, rows], [1, shape[1]]]
         nisa.dma_copy(dst=loaded, src=source.ap(pattern=pattern, offset=kv_head * source.shape[1]))
-        if self.scale == 1.0 and source.dtype == prompts.dtype:
-            return [loaded]
+        return [loaded]
+
+    def split_window(self, head):
+        """Replace `head.window`, as it is loaded, by the terms of the biases over the scale.
+
+        The Vector engine waits until it is loaded, so this comes later than the load.
+        """
+        dtype, (loaded,) = self.prompts.dtype, head.window
+        if self.scale == 1.0 and loaded.dtype == dtype:
+            return
         inverse = 1.0 / self.scale
-        first = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
+        first = nl.ndarray(loaded.shape, dtype=dtype, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=first, data=loaded, op0=nl.multiply, operand0=inverse)
         if self.terms == 1:
-            return [first]
-        remaining = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
+            head.take_window([first])
+            return
+        remaining = nl.ndarray(loaded.shape, dtype=dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
             dst=remaining, data=loaded, op0=nl.multiply, operand0=inverse, op1=nl.subtract, operand1=first
         )
-        return [first, remaining]
+        head.take_window([first, remaining])
 
     def add_biases(self, span, ones, bank, start, end):
         """Add biases, over the scale, to `bank` [query, key] @ PSUM of keys start … end - 1 and the rows of a `Span`.

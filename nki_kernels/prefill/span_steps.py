@@ -240,7 +240,7 @@ def multiply(launch, chunk):
                 stationary=chunk.weights[0:used, i, :],
                 moving=span.head.values[0:used, start // PARTITIONS, first:last],
                 # The agenda has the keys behind the split first, so their first block starts the sum.
-                accumulate=start != span.split,
+                accumulate=start != (span.split if span.split < span.end else span.start),
             )
 
 
@@ -254,7 +254,7 @@ def finish(launch, span):
     """
     if span.sums is None:
         # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
-        divide(launch.prompts, span, span.product, nisa.engine.vector)
+        divide(launch.prompts, span, span.product, launch.tuning.divider)
         return
     if span.before is None:
         # GpSimd, which divides, cannot read PSUM, so the Scalar engine evicts the product.
@@ -279,13 +279,13 @@ def finish(launch, span):
 def divide(prompts, span, sums, engine):
     """Divide sums [row, Dv] by the sum of weights in their last column; write `span.result` [row, Dv] @ SBUF.
 
-    In a cache with scales the quotient is multiplied by the scale of its head's values. `engine` is the Vector engine,
-    which reads `sums` in PSUM, or GpSimd, which reads them in SBUF.
+    In a cache with scales the quotient is multiplied by the scale of its head's values. `engine` multiplies: the Vector
+    or the Scalar engine, which reads `sums` in PSUM, or GpSimd, which reads them in SBUF.
     """
     result, depth, head = span.result, prompts.value_depth, span.queries.kv_head
     inverse = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     weights, values = sums[:, depth : depth + 1], sums[:, 0:depth]
-    if engine == nisa.engine.vector:
+    if engine != nisa.engine.gpsimd:
         nisa.reciprocal(dst=inverse, data=weights)
     else:
         # GpSimd inverts by a power, because only the Vector engine has the reciprocal instruction.
@@ -296,6 +296,8 @@ def divide(prompts, span, sums, engine):
         )
     if engine == nisa.engine.vector:
         nisa.tensor_scalar(dst=result, data=values, op0=nl.multiply, operand0=inverse)
+    elif engine == nisa.engine.scalar:
+        nisa.activation(dst=result, op=nl.copy, data=values, scale=inverse)
     else:
         combine_on_gpsimd(result, values, inverse.broadcast(1, depth), nl.multiply)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import nki.isa as nisa
 import nki.language as nl
 
 
@@ -23,7 +24,8 @@ class Tuning(nl.NKIObject):
     recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
                            loads and stores are a larger share of their DMAs, but if `wide` a smaller one of keys of
                            several tiles of D, each of which is a product more; those up to `shortest` none
-    few                    up to so many keys the Vector engine divides the product, else GpSimd what Scalar copied
+    few                    up to so many keys the engine `divider` divides the product, else GpSimd what Scalar copied;
+                           of all with all the Scalar engine, as the Vector engine would wait for its own reciprocal
     exponents_after        from the last score of a span to its first exp: until the shift is known; `exponents_first`
                            in the beginning, and one key later for every `ramp` keys
     recompute_after        from there on to the scores that are computed again, and `by_key_after` to their exp
@@ -34,6 +36,8 @@ class Tuning(nl.NKIObject):
     queries_ahead          tiles of queries that are loaded before they are needed, if they fit
     heads_ahead            tiles of queries before its first one at which a head is loaded, and `cleaned_ahead` at which
                            its keys are cleaned, for which the Vector engine waits until they have arrived
+    early_heads            most heads that are loaded before their first tile of queries, if they fit: short ones take
+                           less time than a load
     """
 
     def __init__(self, dtype, wide, depth_tiles, step):
@@ -52,8 +56,9 @@ class Tuning(nl.NKIObject):
         if step.slopes is not None:
             self.span = 3072
         self.short = 2048
-        self.shortest = 1024
-        self.few = 256
+        self.shortest = 1024 if step.causal else 1023
+        self.few = 256 if step.causal else 1024
+        self.divider = nisa.engine.vector if step.causal else nisa.engine.scalar
         self.exponents_first = 400
         self.exponents_after = 3000 if narrow else 1500
         self.ramp = 32
@@ -64,6 +69,7 @@ class Tuning(nl.NKIObject):
         self.store_after = (16384 if deep else 4096) // depth_tiles
         self.cache_after = 16384
         self.values_after = 3072 if deep else 2048
-        self.queries_ahead = 6
+        self.queries_ahead = 6 if step.causal else 12
         self.heads_ahead = 12 if deep else 8
-        self.cleaned_ahead = 4
+        self.cleaned_ahead = 4 if step.causal else 2
+        self.early_heads = 6
