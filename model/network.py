@@ -37,12 +37,13 @@ class Sharding(Enum):
 class Input:
     """Host array of a step: its name in the launch list, its sharding, and its dtype on the device.
 
-    A dtype of None means the dtype of the activations.
+    A dtype of None means the dtype of the activations. Integers that are drawn for a step are 1 to `most`.
     """
 
     name: str
     sharding: Sharding = Sharding.replicated
     dtype: np.dtype | None = INT32
+    most: int = 1
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def compose(config: ClipTextConfig) -> Network:
             (NamedStates(attention, source=PENULTIMATE), mlp),
             tuple(last),
         ),
-        {"ids": Input("ids")},
+        {"ids": Input("ids", most=config.vocab_size - 1)},
         tuple(outputs),
         unread=(f"{_PREFIX}embeddings.position_ids",),
         bare_prefix=_PREFIX,

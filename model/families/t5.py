@@ -99,7 +99,10 @@ def compose(config: T5Config) -> Network:
             *(_build_block(config, number) for number in range(config.layers)),
             (FinalNorm(Norm("norm", "encoder.final_layer_norm.weight", hidden, eps)),),
         ),
-        {name: Input(name) for name in ("ids", TEXT_LENGTHS)},
+        {
+            "ids": Input("ids", most=config.vocab_size - 1),
+            TEXT_LENGTHS: Input(TEXT_LENGTHS, most=config.rows),
+        },
         ("x",),
         unread=("encoder.embed_tokens.weight", "lm_head.weight"),
         unread_prefixes=("decoder.",),

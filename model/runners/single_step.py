@@ -11,7 +11,7 @@ import numpy as np
 
 from model.config import Config
 from model.families import find_task
-from model.layers.launch import StepShape, WeightDtypes
+from model.layers.launch import INT32, StepShape, WeightDtypes
 from model.network import Network
 
 
@@ -30,7 +30,7 @@ def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> S
 
 
 def draw_inputs(network: Network, step: StepShape, seed: int = 0) -> dict[str, np.ndarray]:
-    """Return random inputs of a step by name, float32 [1, ...] each, drawn from a standard normal distribution.
+    """Return random inputs of a step by name, [1, ...] each: normal numbers in float32, or integers up to `Input.most`.
 
     Args:
         network: The network, whose launches decide the shapes.
@@ -39,9 +39,11 @@ def draw_inputs(network: Network, step: StepShape, seed: int = 0) -> dict[str, n
     """
     generator = np.random.default_rng(seed)
     launches = (launch for layer in network.layers for launch in layer.launches(step))
-    shapes = {value.name: value.shape for launch in launches for value in launch.values}
+    shapes = {value.name: (1, *value.shape) for launch in launches for value in launch.values}
     return {
-        name: generator.standard_normal((1, *shape), dtype=np.float32)
+        name: generator.integers(1, network.inputs[name].most + 1, shape, np.int32)
+        if network.inputs[name].dtype == INT32
+        else generator.standard_normal(shape, dtype=np.float32)
         for name, shape in shapes.items()
         if name in network.inputs
     }

@@ -13,10 +13,14 @@ import safetensors.numpy
 from model.config.text_encoders import ClipTextConfig, TextEncoderConfig
 from model.device import SimulatedDevice
 from model.errors import ModelError
+from model.families import compose
 from model.families.tasks import AUTOENCODER, TEXT_ENCODER
+from model.layers.launch import WeightDtypes
 from model.layers.relative_attention import RelativePositions
-from model.loading.component import LoadedComponent
-from model.runners.component import KernelComponent, ReferenceComponent
+from model.loading.component import LoadedComponent, read_component
+from model.runners.component import KernelComponent, ReferenceComponent, make_step
+from model.runners.single_step import draw_inputs as draw_step_inputs
+from nkw.commands import main
 from tests.model.text_encoder_oracles import (
     CLIP,
     ENCODERS,
@@ -201,6 +205,22 @@ def test_shorter_texts_have_the_first_states_of_padded_ones(tmp_path: Path) -> N
     for rows in (0, 14):
         with pytest.raises(ModelError, match=f"texts of {rows} tokens; this text encoder takes 1 to 13"):
             model.config.with_rows(rows)
+
+
+@pytest.mark.parametrize("fields", [CLIP | dict(architectures=["CLIPTextModelWithProjection"]), T5])
+def test_a_section_of_a_text_encoder_is_bundled(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Ids and lengths are drawn within their limits."""
+    folder = write_encoder(tmp_path / "model", fields | ({"n_positions": 9} if fields == T5 else {}))
+    config = read_component(folder, TEXT_ENCODER)
+    network, float32 = compose(config), np.dtype(np.float32)
+    inputs = draw_step_inputs(network, make_step(config, float32, WeightDtypes(float32), batch=20))
+    assert {name: array.max() for name, array in inputs.items()} == {
+        "ids": 49,
+        **({"text_lengths": 9} if fields == T5 else {}),
+    }
+    assert all(array.min() == 1 for array in inputs.values())
+    main(["bundle", str(folder), "--layer", "1", "--target", "trn2", "--out", str(tmp_path / "bundle")])
+    assert (tmp_path / "bundle" / "run.py").is_file()
 
 
 def test_refuses_a_text_encoder_as_an_autoencoder(tmp_path: Path) -> None:
