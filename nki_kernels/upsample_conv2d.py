@@ -13,6 +13,9 @@ Arguments:
     w          [3, 3, C, O] @ HBM, float32 or bfloat16; sums of weights are read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None
     activation "silu", "gelu" (by the error function), "gelu_tanh", "gelu_sigmoid", "relu" or None
+    returns_moments
+               compile-time bool: mean and variance of each channel of y, [N, O, 2] float32 @ HBM, are returned too, for
+               the group norm of a convolution (`conv2d`)
     returns y  [N, O, 2 H, 2 W] @ HBM, x's dtype
 
 Layout
@@ -45,7 +48,7 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.conv2d import conv2d_reference
+from nki_kernels.conv2d import compute_moments, conv2d_reference
 from nki_kernels.convolution.upsampled import PHASES, convolve_upsampled
 from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_function, activation_reference
@@ -57,11 +60,11 @@ cores = (1, 2)
 
 
 @nki.jit
-def upsample_conv2d(x, w, bias=None, activation=None):
+def upsample_conv2d(x, w, bias=None, activation=None, returns_moments=False):
     """Convolve images x, enlarged twice, with windows w of 3 x 3, add the bias, and apply the activation.
 
-    Returns y [N, O, 2 H, 2 W] in x's dtype, in shared HBM. Raises AssertionError if w is not [3, 3, C, O], the bias not
-    [1, O], or there are too many channels.
+    Returns y [N, O, 2 H, 2 W] in x's dtype, in shared HBM, with returns_moments (y, moments [N, O, 2]). Raises
+    AssertionError if w is not [3, 3, C, O], the bias not [1, O], or there are too many channels.
     """
     expect_dims(4, x, "x [N, C, H, W]")
     expect_dims(4, w, "w [3, 3, C, O]")
@@ -76,13 +79,22 @@ def upsample_conv2d(x, w, bias=None, activation=None):
     y = pixels.reshape((images, outputs, 2 * height, 2 * width))
     first, end = find_core_range(outputs, PARTITIONS, nl.program_id(0))
     bias_columns = bias[:, first:end] if bias is not None else None
-    convolve_upsampled(y[:, first:end], x, w[:, :, :, first:end], bias_columns, function)
-    return y
+    if not returns_moments:
+        convolve_upsampled(y[:, first:end], x, w[:, :, :, first:end], bias_columns, function)
+        return y
+    moments = nl.ndarray((images, outputs, 2), dtype=nl.float32, buffer=nl.shared_hbm)
+    target = moments[:, first:end]
+    convolve_upsampled(y[:, first:end], x, w[:, :, :, first:end], bias_columns, function, target)
+    return y, moments
 
 
 def upsample_conv2d_reference(
-    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, activation: str | None = None
-) -> np.ndarray:
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    activation: str | None = None,
+    returns_moments: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """Compute y with NumPy: for each phase a convolution with 2 x 2 sums of weights, rounded to x's dtype before it."""
     images, _, height, width = x.shape
     y = np.empty((images, w.shape[3], 2 * height, 2 * width), np.result_type(x.dtype, np.float32))
@@ -96,4 +108,5 @@ def upsample_conv2d_reference(
         sums = conv2d_reference(widened(x), widened(rounded), padding=(1, 1))
         y[:, :, row::2, column::2] = sums[:, :, row : row + height, column : column + width]
     y = y + np.reshape(widened_or_zero(bias), (1, -1, 1, 1))
-    return (y if activation is None else activation_reference(y, activation)).astype(x.dtype)
+    y = (y if activation is None else activation_reference(y, activation)).astype(x.dtype)
+    return (y, compute_moments(y)) if returns_moments else y

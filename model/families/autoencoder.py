@@ -4,12 +4,18 @@
     encoder  images -> convolution -> blocks that halve the image -> middle blocks -> quant_conv -> mean, log variance
 
 Both are residual blocks of convolutions. A network is one of the halves for one size of latents; larger images are made
-of overlapping tiles (`model.runners.tiling`).
+of overlapping tiles (`model.runners.tiling`). Attention of the middle block takes latents of up to 4,096 pixels with
+bfloat16 and 512 channels (`attention_prefill`), so FLUX's decoder makes 1024 x 1024 pixels in tiles of 512.
+
+Predicted on one core of trn2 in bfloat16, in program order: the decoder of FLUX takes 29.8 ms for 512 x 512 pixels, of
+which the bounds of its launches are 27.7 ms (93 %). With launches of `group_norm` it takes 37.0 ms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 from model.config.autoencoder import AutoencoderConfig, Half
 from model.config.component import refuse_unread
@@ -19,8 +25,9 @@ from model.layers.image.convolution import ConvolutionLayer, ImageSize
 from model.layers.image.output import ImageOutput
 from model.layers.image.residual import ResidualBlock
 from model.layers.image.upsampling import Upsampling
-from model.layers.layer import Layer
 from model.network import Input, Network
+
+_Layer = ConvolutionLayer | ResidualBlock | PixelAttention | Upsampling | ImageOutput
 
 _MOST_BLOCKS = 8
 _MOST_LAYERS = 64
@@ -107,18 +114,19 @@ def compose(config: AutoencoderConfig) -> Network:
     and writes [images, 2 * latent channels, rows, columns]: the means, and behind them the log variances.
     """
     if config.half is Half.decoder:
-        layers, source, unread = list(_list_decoder(config)), "latents", ("encoder.", "quant_conv.")
+        layers, source, unread = [*_list_decoder(config)], "latents", ("encoder.", "quant_conv.")
     else:
-        layers, source, unread = list(_list_encoder(config)), "images", ("decoder.", "post_quant_conv.")
+        layers, source, unread = [*_list_encoder(config)], "images", ("decoder.", "post_quant_conv.")
+    measured = [replace(layer, measured=after.reads_moments) for layer, after in pairwise(layers)]
     return Network(
-        tuple((layer,) for layer in layers),
+        tuple((layer,) for layer in (*measured, layers[-1])),
         {source: Input(source, dtype=None)},
         ("x",),
         unread_prefixes=unread,
     )
 
 
-def _list_decoder(config: AutoencoderConfig) -> Iterator[Layer]:
+def _list_decoder(config: AutoencoderConfig) -> Iterator[_Layer]:
     """Yield the layers of the decoder in order."""
     channels, groups = config.block_out_channels[::-1], config.norm_num_groups
     size = ImageSize(config.latent_channels, config.latent_rows, config.latent_columns)
@@ -141,7 +149,7 @@ def _list_decoder(config: AutoencoderConfig) -> Iterator[Layer]:
     yield ImageOutput("output", size, tensors, config.out_channels, groups)
 
 
-def _list_encoder(config: AutoencoderConfig) -> Iterator[Layer]:
+def _list_encoder(config: AutoencoderConfig) -> Iterator[_Layer]:
     """Yield the layers of the encoder in order."""
     channels, groups, scale = config.block_out_channels, config.norm_num_groups, config.spatial_scale
     size = ImageSize(config.in_channels, config.latent_rows * scale, config.latent_columns * scale)
@@ -163,7 +171,7 @@ def _list_encoder(config: AutoencoderConfig) -> Iterator[Layer]:
         yield ConvolutionLayer("quant", size.with_channels(moments), "quant_conv", moments, window=1)
 
 
-def _list_middle(config: AutoencoderConfig, half: str, size: ImageSize) -> Iterator[Layer]:
+def _list_middle(config: AutoencoderConfig, half: str, size: ImageSize) -> Iterator[_Layer]:
     """Yield the middle layers of a half, whose tensors' names begin with `half`: two residual blocks.
 
     With `mid_block_add_attention` there is a layer of attention between them.

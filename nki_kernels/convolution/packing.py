@@ -128,6 +128,17 @@ def choose_pack(windows, channels, outputs, dtype, shortest):
     return best
 
 
+def create_single_pack(windows, channels, outputs, dtype, shortest):
+    """Return the pack of single taps of all channels; where few outputs' weights fit in SBUF, it has the array alone.
+
+    The arguments are those of `choose_pack`.
+    """
+    pack = Pack(windows, channels, blocks(channels), 1, 1, shortest)
+    if pack.matmuls * item_bytes(dtype) * min(outputs, PARTITIONS) > WEIGHT_BYTES:
+        pack = Pack(windows, channels, blocks(channels), 1, 1)
+    return pack
+
+
 def estimate_step_time(pack, outputs, tiles):
     """Return how often a PSUM tile's columns pass the Tensor engine in one step of a pack, for all outputs.
 
@@ -242,14 +253,13 @@ def load_stripe(region, across, windows, stripe, pack):
         region: [(column of tap, row of tap, channel), image, row, column] @ SBUF.
         across: the block's channels of all images, [channel, image, row, column] @ HBM.
     """
-    (top, bottom), (left, right) = find_region_ranges(windows, stripe)
+    (top, _), (left, _) = find_region_ranges(windows, stripe)
     step = windows.stride[0] // pack.row_step
     height = across.shape[0]
     clear_rows(region, windows, top, step, pack)
     for column in range(pack.columns):
-        begin, stop = clip_positions(left + column, 1, region.shape[3], right, windows.image[1])
         for row in range(pack.rows):
-            upper, lower = clip_positions(top + row, step, region.shape[2], bottom, windows.image[0])
+            (upper, lower), (begin, stop) = find_inner_ranges(windows, stripe, pack, (row, column))
             if begin >= stop or upper >= lower:
                 continue
             first_row = (column * pack.rows + row) * height
@@ -262,6 +272,20 @@ def load_stripe(region, across, windows, stripe, pack):
             ]
             target = region[first_row : first_row + height, :, upper:lower, begin:stop]
             load_image_rows(target, source, pack, stop - begin < region.shape[3])
+
+
+def find_inner_ranges(windows, stripe, pack, tap):
+    """Return (begin, end) of the rows and of the columns of a stripe's region that lie in the image.
+
+    `tap` is the (row, column) in the pack by which the region's image is shifted.
+    """
+    (top, bottom), (left, right) = find_region_ranges(windows, stripe)
+    step = windows.stride[0] // pack.row_step
+    _, rows, columns = compute_region_sizes(windows, stripe, pack)
+    return (
+        clip_positions(top + tap[0], step, rows, bottom, windows.image[0]),
+        clip_positions(left + tap[1], 1, columns, right, windows.image[1]),
+    )
 
 
 def transpose_stripe(region, rows, stripe):

@@ -17,7 +17,14 @@ from nki_kernels.convolution.cells import (
     find_shortest_side,
     split_reads,
 )
-from nki_kernels.convolution.packing import WEIGHT_BYTES, choose_pack, load_packed, load_weights
+from nki_kernels.convolution.moments import ResultMoments, count_image_tiles
+from nki_kernels.convolution.packing import (
+    WEIGHT_BYTES,
+    choose_pack,
+    create_single_pack,
+    load_packed,
+    load_weights,
+)
 from nki_kernels.convolution.windows import (
     choose_stripe_sizes,
     choose_tile_sizes,
@@ -48,17 +55,18 @@ def count_resident_outputs(pack, w, dtype):
     return most // PARTITIONS * PARTITIONS
 
 
-def lay_out_pack(x, w, windows, shortest):
+def lay_out_pack(x, w, windows, shortest, single=False):
     """Return the pack of taps for images x and w [taps, C, O]; set `windows` to the regions that it loads.
 
-    `shortest` is the side of the smallest tile of the PE array that the pack may use.
+    `shortest` is the side of the smallest tile of the PE array that the pack may use. A pack with `single` has one tap.
     """
-    pack = choose_pack(windows, w.shape[1], w.shape[2], x.dtype, shortest)
+    choose = create_single_pack if single else choose_pack
+    pack = choose(windows, w.shape[1], w.shape[2], x.dtype, shortest)
     windows.lay_out(pack)
     return pack
 
 
-def convolve(y, x, w, bias, windows, function, added=None):
+def convolve(y, x, w, bias, windows, function, added=None, norm=None, moments=None):
     """Store function(convolution + bias) + added of images x [N, C, H, W] to y [N, O, H', W'], all in HBM.
 
     Images of one row may be given as rows x [N, W, C] for windows of one element.
@@ -68,22 +76,29 @@ def convolve(y, x, w, bias, windows, function, added=None):
         bias: [1, O] or None.
         function: activation such as `nl.gelu`; `nl.copy` for none.
         added: [N, O, H', W'] or None.
+        norm: `InputNorm` of x, or None.
+        moments: [N, O, 2] float32 @ HBM, which takes mean and variance of each channel of y; or None.
     """
     outputs = w.shape[2]
-    pack = lay_out_pack(x, w, windows, find_shortest_side())
+    pack = lay_out_pack(x, w, windows, find_shortest_side(), norm is not None)
     tile, stripes, most_boxes = plan_stripes(windows, pack, outputs, x.dtype)
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
     summands = added.permute((1, 0, 2, 3)) if added is not None else None
+    factors = norm.load_factors(pack) if norm is not None else None
+    measured = None
     for left, right in ranges(0, outputs, count_resident_outputs(pack, w, x.dtype)):
-        following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
+        following = load_normalised(x, windows, stripes[loads[0][0] : loads[0][1]], pack, norm, factors)
+        if moments is not None:
+            most = count_image_tiles(stripes, tile, windows.images)
+            measured = ResultMoments(moments, (left, right), most)
         weights = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
         bias_columns = load_bias_columns(bias, left, right, pack, most_boxes)
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
                 ahead = loads[number + 1]
-                following = load_packed(x, windows, stripes[ahead[0] : ahead[1]], pack)
+                following = load_normalised(x, windows, stripes[ahead[0] : ahead[1]], pack, norm, factors)
             for first, end in ranges(0, right - left):
                 bias_column = bias_columns[first // PARTITIONS] if bias is not None else None
                 banks = plan_banks(stripe_group, tile, pack, (first, end))
@@ -95,10 +110,23 @@ def convolve(y, x, w, bias, windows, function, added=None):
                     sums = sum_taps(banks[group:last], regions, windows, weights, pack, size)
                     for i in range(last - group):
                         results, output_boxes = across[left:right], banks[group + i]
+                        epilogue = (function, bias_column, measured)
                         if added is not None:
-                            store_sum(results, output_boxes, sums[i], function, bias_column, residuals[i])
+                            store_sum(results, output_boxes, sums[i], epilogue, residuals[i])
                         else:
-                            store_activated(results, output_boxes, sums[i], function, bias_column, i % 2 == 1)
+                            # The Scalar engine has the images to normalise.
+                            by_vector = norm is not None or i % 2 == 1
+                            store_activated(results, output_boxes, sums[i], epilogue, by_vector)
+        if measured is not None:
+            measured.store()
+
+
+def load_normalised(x, windows, stripes, pack, norm, factors):
+    """Return what `load_packed` returns, normalised and activated if there is an `InputNorm` with its factors."""
+    regions = load_packed(x, windows, stripes, pack)
+    if norm is not None:
+        norm.apply(regions, factors, windows, stripes, pack)
+    return regions
 
 
 def plan_stripes(windows, pack, outputs, dtype):
@@ -224,12 +252,14 @@ def select_box(y, box):
     return y[:, box[0][0] : box[0][1], box[1][0] : box[1][1], box[2][0] : box[2][1]]
 
 
-def store_activated(results, output_boxes, bank, function, bias, by_vector):
+def store_activated(results, output_boxes, bank, epilogue, by_vector):
     """Store function(sums + bias) of the boxes of a PSUM tile to `results` [output, image, row, column] @ HBM.
 
-    `bias` is a float32 column with the partitions of the tile, or None. If `by_vector` and `function` is `nl.copy`, the
-    Vector engine adds the bias, else the Scalar engine.
+    `epilogue` has the activation `function`, `bias`, a float32 column with the partitions of the tile or None, and
+    `ResultMoments` or None. If `by_vector` and the function is `nl.copy`, the Vector engine adds the bias, else the
+    Scalar engine.
     """
+    function, bias, measured = epilogue
     for sums, first, together in split_reads(output_boxes, bank):
         column = bias[first : first + sums.shape[0]] if bias is not None else None
         result = nl.ndarray(sums.shape, dtype=results.dtype, buffer=nl.sbuf)
@@ -239,10 +269,10 @@ def store_activated(results, output_boxes, bank, function, bias, by_vector):
             nisa.tensor_copy(dst=result, src=sums, engine=nisa.engine.vector)
         else:
             nisa.tensor_scalar(dst=result, data=sums, op0=nl.add, operand0=column)
-        store_boxes(results, together, result, first)
+        store_boxes(results, together, result, first, measured)
 
 
-def store_sum(results, output_boxes, bank, function, bias, residuals):
+def store_sum(results, output_boxes, bank, epilogue, residuals):
     """Store function(sums + bias) + residuals of the boxes of a PSUM tile to `results` [output, image, row, column].
 
     The sum is rounded once. Without an activation the Vector engine adds both summands in one instruction.
@@ -251,10 +281,10 @@ def store_sum(results, output_boxes, bank, function, bias, residuals):
         results: y @ HBM.
         output_boxes: the boxes in `bank`.
         bank: the sums of products.
-        function: activation; `nl.copy` for none.
-        bias: a float32 column with the partitions of the tile, or None.
+        epilogue: that of `store_activated`.
         residuals: a tile of `load_boxes`.
     """
+    function, bias, measured = epilogue
     reads, summands = split_reads(output_boxes, bank), split_reads(output_boxes, residuals)
     for index in range(len(reads)):
         sums, first, together = reads[index]
@@ -271,7 +301,7 @@ def store_sum(results, output_boxes, bank, function, bias, residuals):
             active = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.activation(dst=active, op=function, data=sums, bias=column)
             nisa.tensor_tensor(dst=result, data1=active, data2=residual, op=nl.add)
-        store_boxes(results, together, result, first)
+        store_boxes(results, together, result, first, measured)
 
 
 def load_boxes(images, output_boxes):
@@ -285,13 +315,19 @@ def load_boxes(images, output_boxes):
     return tile
 
 
-def store_boxes(results, output_boxes, tile, first):
-    """Store boxes of `tile`, whose first partition is number `first` of a tile of `allocate_boxes`, to `results`."""
+def store_boxes(results, output_boxes, tile, first, measured):
+    """Store boxes of `tile`, whose first partition is number `first` of a tile of `allocate_boxes`, to `results`.
+
+    `measured` is `ResultMoments` that take their statistics, or None.
+    """
     for output_box in output_boxes:
         target = select_box(results[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
         start = output_box.position[1] - first
+        box_results = tile[start : start + output_box.count_outputs()]
         for image in range(target.shape[1]):
-            nisa.dma_copy(dst=target[:, image], src=tile[start : start + output_box.count_outputs(), image])
+            nisa.dma_copy(dst=target[:, image], src=box_results[:, image])
+        if measured is not None:
+            measured.add(output_box, box_results)
 
 
 def convolve_rows(y, x, w, bias, added, windows, function):

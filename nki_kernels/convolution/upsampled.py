@@ -15,6 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.convolution.cells import find_shortest_side, split_reads
+from nki_kernels.convolution.moments import ResultMoments, count_image_tiles
 from nki_kernels.convolution.packing import WEIGHT_BYTES, Pack, load_packed
 from nki_kernels.convolution.products import load_bias_columns, plan_banks, plan_stripes, sum_taps
 from nki_kernels.convolution.windows import Windows
@@ -28,7 +29,7 @@ PHASE_TAPS = 16
 """Taps of the windows of all phases."""
 
 
-def convolve_upsampled(y, x, w, bias, function):
+def convolve_upsampled(y, x, w, bias, function, moments=None):
     """Store function(convolution of the enlarged images + bias) to y [N, O, 2 H, 2 W].
 
     Args:
@@ -37,6 +38,7 @@ def convolve_upsampled(y, x, w, bias, function):
         w: weights [3, 3, C, O] @ HBM.
         bias: [1, O] @ HBM, or None.
         function: activation such as `nl.silu`; `nl.copy` for none.
+        moments: [N, O, 2] float32 @ HBM, which takes mean and variance of each channel of y; or None.
     """
     images, channels, height, width = x.shape
     outputs = w.shape[3]
@@ -49,10 +51,14 @@ def convolve_upsampled(y, x, w, bias, function):
     phase_pack.limit_groups(len(stripes))
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
+    measured = None
     for first_output, end_output in ranges(0, outputs, count_resident_outputs(pack, outputs, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
         weights = load_phase_weights(w[:, :, :, first_output:end_output], pack, x.dtype)
         added = load_bias_columns(bias, first_output, end_output, pack, most_boxes)
+        if moments is not None:
+            most = len(PHASES) * count_image_tiles(stripes, tile, images)
+            measured = ResultMoments(moments, (first_output, end_output), most)
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
@@ -67,7 +73,9 @@ def convolve_upsampled(y, x, w, bias, function):
                     results = compute_phases(
                         banks[start:last], regions, halves, weights, phase_pack, size, finish, x.dtype
                     )
-                    store_interleaved(across[first_output:end_output], results)
+                    store_interleaved(across[first_output:end_output], results, measured)
+        if measured is not None:
+            measured.store()
 
 
 def count_resident_outputs(pack, outputs, dtype):
@@ -165,12 +173,21 @@ def compute_phases(banks, regions, windows, weights, pack, size, finish, dtype):
     return results
 
 
-def store_interleaved(y, results):
-    """Store the results of `compute_phases` to y [output, image, row, column] @ HBM."""
+def store_interleaved(y, results, measured):
+    """Store the results of `compute_phases` to y [output, image, row, column] @ HBM.
+
+    `measured` is `ResultMoments` that take their statistics, or None.
+    """
     for tile, first, together in results:
         for output_box in together:
             start, outputs = output_box.position[1] - first, output_box.outputs
             (first_image, _), (top, bottom), (first_column, end_column) = output_box.box
+            box_results = tile[start : start + output_box.count_outputs()]
+            if measured is not None:
+                for row, column in PHASES:
+                    # A phase has the pixels of one PSUM tile, as many as statistics take at a time.
+                    rows, columns = box_results.shape[2], box_results.shape[3]
+                    measured.add(output_box, box_results[:, :, row:rows:2, column:columns:2])
             for image in range(tile.shape[1]):
                 nisa.dma_copy(
                     dst=y[
@@ -179,5 +196,5 @@ def store_interleaved(y, results):
                         2 * top : 2 * bottom,
                         2 * first_column : 2 * end_column,
                     ],
-                    src=tile[start : start + output_box.count_outputs(), image],
+                    src=box_results[:, image],
                 )

@@ -9,6 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
+from nki_kernels.conv2d import compute_moments
 from nki_kernels.convolution.packing import choose_pack
 from nki_kernels.convolution.windows import Windows, choose_stripe_sizes, choose_tile_sizes
 from tests.kernels.accuracy import normal, run, whole_numbers
@@ -23,6 +24,7 @@ from tests.kernels.case import (
     Undefined,
     limit,
     refuse,
+    slow,
     together,
     vary,
 )
@@ -362,6 +364,89 @@ class TestAddedImages(KernelTests):
     )
 
 
+def normalised(
+    shape: tuple[int, ...] = (2, 8, 5, 7),
+    outputs: int = 6,
+    window: tuple[int, ...] = (3, 3),
+    groups: int = 4,
+    dtype: Any = F32,
+    weights: Any = None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (1, 1),
+    activation: str | None = "silu",
+    added: np.ndarray | None = None,
+    mean: float = 0.0,
+    eps: float = 1e-6,
+) -> tuple[Any, ...]:
+    """Return arguments of a convolution of normalised images whose moments are those of the images."""
+    x, w, bias, *_ = images(shape, outputs, window, dtype=dtype, weights=weights)
+    x = (x.astype(F32) + mean).astype(dtype)
+    moments = compute_moments(x) if x.any() else normal(4, *shape[:2], 2)
+    norm = (normal(seed, 1, shape[1], dtype=weights or dtype) for seed in (5, 6))
+    epilogue = stride, padding, None, None, added, None
+    return x, w, bias, *epilogue, moments, *norm, groups, eps, activation, True
+
+
+class TestNormalisedImages(KernelTests):
+    """Channels in groups of 32 and 64 partitions and in several blocks; stripes at all edges; padding stays 0."""
+
+    case = KernelCase(
+        kernels.conv2d,
+        normalised,
+        every_chip=[
+            *(
+                dict(dtype=dtype, weights=weights, activation=activation)
+                for dtype, weights in MIXED_DTYPES
+                for activation in (None, "silu")
+            ),
+            *together(
+                "shape groups outputs",
+                ((1, 3, 9, 11), 3, 5),
+                ((3, 24, 22, 40), 8, 40),
+                ((1, 64, 60, 90), 32, 3),
+                ((2, 128, 6, 6), 32, 130),
+                ((1, 256, 5, 9), 32, 64),
+                ((1, 192, 5, 9), 32, 20),
+                ((5, 40, 4, 4), 5, 9),
+            ),
+            dict(window=(1, 1), padding=(0, 0)),
+            dict(stride=(2, 2), padding=(0, 0), padding_end=(1, 1)),
+            dict(stride=(2, 1), padding=(1, 0), window=(2, 3)),
+            dict(added=normal(7, 2, 6, 5, 7)),
+            dict(mean=300.0),
+            dict(eps=0.5),
+            # 90 tiles of an image: more than one run of statistics
+            *slow(dict(shape=(1, 4, 90, 300), outputs=3, dtype=BF16)),
+        ],
+        refusals=[
+            refuse("moments are [2, 8, 2] float32, not (2, 8, 3)", moments=normal(4, 2, 8, 3)),
+            refuse(
+                "moments are [2, 8, 2] float32, not (2, 8, 2) bfloat16",
+                moments=normal(4, 2, 8, 2, dtype=BF16),
+            ),
+            refuse("with moments norm_weight is [1, 8], not absent", norm_weight=None),
+            refuse("with moments norm_bias is [1, 8], not (1, 9)", norm_bias=normal(5, 1, 9)),
+            refuse("3 groups do not divide 8 channels", groups=3),
+            refuse(
+                "130 channels, which are on the partitions at a time",
+                dict(shape=(1, 130, 2, 2), groups=2),
+                groups=1,
+            ),
+            refuse("activation is silu", activation="tanh"),
+        ],
+        two_cores=[dict(shape=(1, 8, 5, 6), outputs=256)],
+    )
+
+
+def test_moments_without_a_norm_are_those_of_the_results() -> None:
+    x, w, bias, *geometry = images((3, 20, 9, 11), 24, (3, 2), (2, 1), (1, 1), BF16)
+    y, moments = run(
+        kernels.conv2d, (x, w, bias, *geometry, None, None, None, None, None, None, None, 1, 0.0, None, True)
+    )
+    np.testing.assert_allclose(moments, compute_moments(y), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(y, run(kernels.conv2d, (x, w, bias, *geometry)))
+
+
 def hidden_states(
     image: tuple[int, int] = (5, 6), count: int = 1, channels: int = 6, outputs: int = 8, dtype: Any = F32
 ) -> tuple[Any, ...]:
@@ -467,6 +552,17 @@ def test_whole_numbers_are_those_of_torch() -> None:
     assert np.array_equal(run(kernels.conv1d, inputs), row)
     rows = run(kernels.conv1d, (*inputs, None, True))
     assert np.array_equal(rows.reshape(2, -1, 9).transpose(0, 2, 1), row)
+
+
+@pytest.mark.nki_budget(time_us=296.0, target="trn2")
+def test_a_normalised_convolution_keeps_to_its_budget(nki_budget: Any) -> None:
+    """3 x 3 of the last block of FLUX's decoder on a quarter of its pixels, whose operations take 246 us."""
+    image = np.empty((1, 128, 256, 256), BF16)
+    rows = (np.empty((1, 128), BF16) for _ in range(3))
+    bias, *affine = rows
+    moments = np.empty((1, 128, 2), F32)
+    inputs = image, np.empty((3, 3, 128, 128), BF16), bias, (1, 1), (1, 1), None, None, image, None, moments
+    nki_budget.ranks(kernels.conv2d, [(*inputs, *affine, 32, 1e-6, "silu", True)])
 
 
 @pytest.mark.nki_budget(time_us=41.0, target="trn2")

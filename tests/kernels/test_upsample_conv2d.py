@@ -19,10 +19,11 @@ def images(
     weights: type | None = None,
     bias: bool = True,
     activation: str | None = None,
+    returns_moments: bool = False,
 ) -> list[Any]:
     w = normal(2, 3, 3, shape[1], outputs) / np.sqrt(9 * shape[1])
     added = normal(3, 1, outputs) if bias else None
-    return [normal(1, *shape, dtype=dtype), w.astype(weights or dtype), added, activation]
+    return [normal(1, *shape, dtype=dtype), w.astype(weights or dtype), added, activation, returns_moments]
 
 
 def many_channels(channels: int = 2560, dtype: type = BF16) -> list[Any]:
@@ -43,6 +44,12 @@ class TestUpsampleConv2d(KernelTests):
             *vary(shape=[(1, 3, 1, 1), (1, 3, 1, 9), (1, 3, 9, 1)]),
             # pixels around a PSUM bank, and images of several stripes
             *vary(shape=[(1, 3, 1, columns) for columns in (511, 512, 513)]),
+            *vary(
+                shape=[(1, 31, 3, 4), (3, 64, 20, 40), (2, 129, 1, 1)],
+                outputs=130,
+                dtype=[*DTYPES],
+                returns_moments=True,
+            ),
             *slow(*vary(shape=[(1, 130, 40, 30), (3, 33, 20, 40), (5, 64, 4, 4)], dtype=BF16)),
         ],
         refusals=[
@@ -52,7 +59,7 @@ class TestUpsampleConv2d(KernelTests):
             refuse("bias is [1, 6], not (1, 7)", bias=normal(3, 1, 7)),
             refuse("activation is silu", dict(activation="relu"), activation="elu"),
         ],
-        two_cores=[dict(outputs=256, shape=(1, 8, 5, 6)), dict(outputs=10)],
+        two_cores=[dict(outputs=256, shape=(1, 8, 5, 6), returns_moments=True), dict(outputs=10)],
     )
 
 
@@ -69,7 +76,7 @@ class TestManyChannels(KernelTests):
 
 @pytest.mark.parametrize("dtype", [F32])
 def test_equals_the_convolution_of_the_enlarged_image(dtype: type) -> None:
-    x, w, bias, _ = images((2, 12, 6, 9), 5, dtype)
+    x, w, bias, *_ = images((2, 12, 6, 9), 5, dtype)
     large = x.repeat(2, axis=2).repeat(2, axis=3)
     wide = (array.astype(np.float64) for array in (large, w, bias))
     exact = kernels.conv2d_reference(*wide, padding=(1, 1))

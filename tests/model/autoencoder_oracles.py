@@ -46,11 +46,11 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
     "attention": _COMMON
     | {
-        "block_out_channels": [16, 32],
+        "block_out_channels": [72, 80],
         "down_block_types": ["DownEncoderBlock2D"] * 2,
         "up_block_types": ["UpDecoderBlock2D"] * 2,
         "latent_channels": 6,
-        "layers_per_block": 2,
+        "layers_per_block": 1,
         "mid_block_add_attention": True,
         "use_quant_conv": False,
         "use_post_quant_conv": False,

@@ -14,6 +14,9 @@ from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import compose
 from model.families.tasks import AUTOENCODER, DENOISER
+from model.layers.image.convolution import ImageSize
+from model.layers.image.normalization import GroupNorm
+from model.layers.launch import FLOAT32, WeightDtypes
 from model.loading.component import LoadedComponent, read_component
 from model.mesh import Mesh
 from model.runners.component import KernelComponent, ReferenceComponent, make_step
@@ -217,17 +220,45 @@ def test_a_config_has_the_size_of_its_latents(tmp_path: Path) -> None:
     assert config.with_size(1, 1).rows == 1
 
 
-def test_a_sum_with_the_residual_is_no_launch_of_its_own(tmp_path: Path) -> None:
-    """A residual block has two norms and two convolutions, and one more convolution where channels change."""
-    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.decoder)
+def list_kernels(model: LoadedComponent) -> list[list[str]]:
+    """Return the kernels of each layer's launches."""
     (shard,) = model.load_shards(Mesh(1))
     step = make_step(model.config, shard.dtype, shard.dtypes)
-    kernels = [[launch.kernel for launch in layer.launches(step)] for layer in compose(model.config).layers]
-    block = ["group_norm", "conv2d"] * 2
-    assert kernels.count(block) == 2 + 2 * 3 - 1
-    assert kernels.count([*block[:3], "conv2d", "conv2d"]) == 1
-    assert kernels.count(["upsample_conv2d"]) == 2
-    assert sum(map(len, kernels)) == 2 + 4 * 7 + 5 + 2 + 2
+    return [[launch.kernel for launch in layer.launches(step)] for layer in compose(model.config).layers]
+
+
+def test_sums_and_norms_of_many_channels_are_no_launches(tmp_path: Path) -> None:
+    """A residual block has two launches, and a third one where the number of channels changes."""
+    model = open_half(write_folder(tmp_path, "attention", list_shapes("attention")), Half.decoder)
+    kernels = list_kernels(model)
+    assert kernels.count(["conv2d"] * 2) == 2 + 2 * 2 - 1
+    assert kernels.count(["conv2d"] * 3) == 1
+    assert kernels.count(["group_norm", *["conv1d"] * 3, "attention_prefill", "conv2d"]) == 1
+    assert sum(map(len, kernels)) == 1 + 2 * 5 + 3 + 6 + 1 + 1
+
+
+def test_norms_of_few_channels_are_launches(tmp_path: Path) -> None:
+    """64 channels leave room for two taps on the partitions, 65 do not."""
+    model = open_half(write_folder(tmp_path, "plain", list_shapes("plain")), Half.decoder)
+    assert list_kernels(model).count(["group_norm", "conv2d"] * 2) == 2 + 2 * 3 - 1
+    fused = [GroupNorm("", "", ImageSize(channels, 3, 3), channels).is_fused for channels in (63, 64, 65, 66)]
+    assert fused == [False, False, True, True]
+
+
+def test_norms_whose_groups_lie_across_tiles_are_launches(tmp_path: Path) -> None:
+    """Of 140 channels 70 are on the partitions at a time: groups of 35 fit there, groups of 28 do not."""
+    for groups, launches in ((4, 1), (5, 2)):
+        changes = dict(block_out_channels=[140], norm_num_groups=groups, mid_block_add_attention=False)
+        folder = tmp_path / str(groups)
+        write_folder(folder, "plain", {}, **changes, down_block_types=..., up_block_types=...)
+        config = read_component(folder, AUTOENCODER)
+        assert isinstance(config, AutoencoderConfig)
+        step = make_step(config, FLOAT32, WeightDtypes(FLOAT32))
+        *_, block, output = compose(config).layers
+        assert len(block.launches(step)) == 2 * launches and len(output.launches(step)) == launches
+        assert output.launches(step)[-1].refusal is None
+        measured = [launch.results for launch in block.launches(step) if len(launch.results) == 2]
+        assert measured == ([("inner", "inner_moments"), ("x", "x_moments")] if launches == 1 else [])
 
 
 @pytest.mark.parametrize("missing", ["decoder.conv_in.bias", "decoder.mid_block.resnets.1.conv2.weight"])

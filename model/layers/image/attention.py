@@ -111,7 +111,7 @@ class PixelAttention(ImageLayer):
             self._norm.launch(step, "x", "normed"),
             *linears,
             create_launch("attention_prefill", attention, rows["attended"], scores, step),
-            create_launch("conv2d", output, x, products, step),
+            create_launch("conv2d", output, x, products, step, self.measured),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

@@ -7,8 +7,9 @@ image. Every rank computes all of them, so no rank waits for another one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 
@@ -38,10 +39,20 @@ class ImageSize:
 
 @dataclass(frozen=True)
 class ImageLayer(Stateless):
-    """Layer of images. `name` is the prefix of its arrays on a rank, and `size` the size of the images it reads."""
+    """Layer of images. `name` is the prefix of its arrays on a rank, and `size` the size of the images it reads.
+
+    A layer that is `measured` also writes the moments of its images, mean and variance of each channel of an image, for
+    the group norm at the begin of the next layer, if that layer `reads_moments`.
+    """
 
     name: str
     size: ImageSize
+    measured: bool = field(default=False, kw_only=True)
+
+    @property
+    def reads_moments(self) -> bool:
+        """Whether the layer reads the moments of its images from the layer before."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,15 @@ class Convolution:
         margin = self.window // 2
         return ((0, 0), (1, 1)) if self.stride == 2 else ((margin, margin), (margin, margin))
 
-    def launch(self, step: StepShape, source: str, output: str, added: str | None = None) -> Launch:
+    def launch(
+        self,
+        step: StepShape,
+        source: str,
+        output: str,
+        added: str | None = None,
+        norm: Mapping[str, Argument] = MappingProxyType({}),
+        measured: bool = False,
+    ) -> Launch:
         """Return the launch of `conv2d` that convolves the images `source` and adds the images `added`.
 
         Args:
@@ -95,6 +114,8 @@ class Convolution:
             source: Name of the images that are read.
             output: Name of the images that are written.
             added: Name of images of the result's size, which are added before the sum is rounded.
+            norm: Arguments for the group norm of the images that are read, if the launch computes it.
+            measured: Whether the moments of the result are written too.
         """
         before, after = self._padding
         sums = self.output_size.describe(output, step)
@@ -108,10 +129,10 @@ class Convolution:
         }
         if added is not None:
             arguments["added"] = replace(sums, name=added)
+        arguments |= norm
         pixels = step.sequences * self.output_size.rows * self.output_size.columns
-        return create_launch(
-            "conv2d", arguments, sums, 2.0 * pixels * prod(self.weight.shape(step.shard)), step
-        )
+        operations = 2.0 * pixels * prod(self.weight.shape(step.shard))
+        return create_launch("conv2d", arguments, sums, operations, step, measured)
 
     def compute(self, x: np.ndarray, numpy: Arithmetic, added: np.ndarray | None = None) -> np.ndarray:
         """Return the convolution of one image x [channels, rows, columns] plus bias and `added`, rounded once."""
@@ -147,20 +168,35 @@ class ConvolutionLayer(ImageLayer):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `conv2d`."""
-        return (self._convolution.launch(step, self.source, "x"),)
+        return (self._convolution.launch(step, self.source, "x", measured=self.measured),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the convolution of an image x [channels, rows, columns]; an input of the step is rounded first."""
         return self._convolution.compute(numpy.round(x), numpy)
 
 
+def name_moments(images: str) -> str:
+    """Return the name of the moments of the images of a name."""
+    return f"{images}_moments"
+
+
 def create_launch(
-    kernel: str, arguments: Mapping[str, Argument], output: Value, operations: float, step: StepShape
+    kernel: str,
+    arguments: Mapping[str, Argument],
+    output: Value,
+    operations: float,
+    step: StepShape,
+    measured: bool = False,
 ) -> Launch:
-    """Return the launch of a kernel on images, which at least reads its arrays once and writes `output` once."""
+    """Return the launch of a kernel on images, which at least reads its arrays once and writes `output` once.
+
+    If it is `measured`, the launch also writes the moments of the output, whose few bytes do not count.
+    """
+    outputs = (output.name, name_moments(output.name)) if measured else (output.name,)
+    arguments = {**arguments, "returns_moments": True} if measured else arguments
     arrays = [argument for argument in arguments.values() if isinstance(argument, Value)]
     moved_bytes = float(sum(array.nbytes for array in (*arrays, output)))
-    return Launch(kernel, arguments, (output.name,), LeastWork(operations, moved_bytes), step.tokens)
+    return Launch(kernel, arguments, outputs, LeastWork(operations, moved_bytes), step.tokens)
 
 
 def sum_taps(x: np.ndarray, weight: np.ndarray, size: tuple[int, int], stride: int = 1) -> np.ndarray:

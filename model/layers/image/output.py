@@ -36,9 +36,14 @@ class ImageOutput(ImageLayer):
         """Weights and biases of norm and convolution."""
         return (*self._norm.weights, *self._convolution.weights)
 
+    @property
+    def reads_moments(self) -> bool:
+        """Whether the convolution computes the norm of x."""
+        return self._norm.is_fused
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of `group_norm` and `conv2d`."""
-        return (self._norm.launch(step, "x", "normed"), self._convolution.launch(step, "normed", "x"))
+        """Return the launches of the norm and the convolution."""
+        return self._norm.launch_before(self._convolution, step, "x", "x")
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the convolution of the normalised image x [channels, rows, columns]."""

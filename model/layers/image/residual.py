@@ -3,7 +3,8 @@
     inner = convolution_1(silu(group_norm_1(x)))
     x     = convolution_2(silu(group_norm_2(inner))) + x, or + shortcut(x) where the number of channels changes
 
-The last convolution adds the residual, so the sum costs no launch.
+The last convolution adds the residual, so the sum costs no launch. Nor do the norms where convolutions compute them of
+the images that they read (`GroupNorm.is_fused`).
 """
 
 from __future__ import annotations
@@ -63,16 +64,21 @@ class ResidualBlock(ImageLayer):
             weight for layer in (*self._norms, *self._convolutions, *shortcut) for weight in layer.weights
         )
 
+    @property
+    def reads_moments(self) -> bool:
+        """Whether the first convolution computes the norm of x."""
+        return self._norms[0].is_fused
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of norm and convolution, twice, and before the last one that of the shortcut, if any."""
+        """Return the launches of norm and convolution, twice, and between them that of the shortcut, if any."""
         (first_norm, second_norm), (first, second) = self._norms, self._convolutions
         shortcut = (self._shortcut.launch(step, "x", "shortcut"),) if self._shortcut else ()
         return (
-            first_norm.launch(step, "x", "normed"),
-            first.launch(step, "normed", "inner"),
-            second_norm.launch(step, "inner", "normed"),
+            *first_norm.launch_before(first, step, "x", "inner", measured=second_norm.is_fused),
             *shortcut,
-            second.launch(step, "normed", "x", "shortcut" if shortcut else "x"),
+            *second_norm.launch_before(
+                second, step, "inner", "x", "shortcut" if shortcut else "x", self.measured
+            ),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

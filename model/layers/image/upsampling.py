@@ -42,9 +42,8 @@ class Upsampling(ImageLayer):
         doubled = ImageSize(size.channels, 2 * size.rows, 2 * size.columns)
         products = step.sequences * size.rows * size.columns * _PHASE_TAPS * size.channels**2
         arguments = {"x": x, "w": weight, "bias": bias}
-        return (
-            create_launch("upsample_conv2d", arguments, doubled.describe("x", step), 2.0 * products, step),
-        )
+        output = doubled.describe("x", step)
+        return (create_launch("upsample_conv2d", arguments, output, 2.0 * products, step, self.measured),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the doubled image of x [channels, rows, columns].
