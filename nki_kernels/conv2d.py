@@ -33,9 +33,9 @@ Layout
     enough, groups of as many hold other stripes of the images, and matmuls of all groups run side by side in tiles of
     the PE array; up to 64 outputs leave room for other results of a stripe beside them (convolution/cells.py).
 
-    A norm is one Scalar instruction for an image of a region, as it arrives; the Vector engine then takes all results.
-    Normalised images have one tap on the partitions. The Vector engine takes the moments of y, a tile at a time, behind
-    its rounding; statistics of 64 tiles are combined (convolution/moments.py).
+    A norm is one Scalar instruction for an image of a region, as it arrives; the Vector engine then takes results that
+    fill a bank. Normalised images have one tap on the partitions. The Vector engine takes the moments of y, a tile at a
+    time, behind its rounding; statistics of 64 tiles are combined (convolution/moments.py).
 
 Tiling
     for O: all of it, or as many multiples of 128 as `WEIGHT_BYTES` holds weights of
@@ -63,7 +63,7 @@ Cost
     1 x 1 of 256 to 64 96 %. Seven rows of 3 channels with stride 2 (ResNet's first) reach 58 % of 43 us: rows of the
     image are loaded 3.5 times, which with y takes HBM 59 us.
     With norm and moments, 3 x 3 in program order: 512 channels of 64 x 64 pixels 282 us (87 %), of 128 x 128 1031
-    (95 %), 256 of 256 x 256 1037 (95 %), 128 of 512 x 512 1039 (95 %), with `added` 1057 (93 %); 128 to 3 614 us, of
+    (95 %), 256 of 256 x 256 1037 (95 %), 128 of 512 x 512 1039 (95 %), with `added` 1057 (93 %); 128 to 3 545 us, of
     192 that HBM takes. A launch of `group_norm` before would take 52, 124, 272 and 631 us more.
 """
 

@@ -114,8 +114,9 @@ def convolve(y, x, w, bias, windows, function, added=None, norm=None, moments=No
                         if added is not None:
                             store_sum(results, output_boxes, sums[i], epilogue, residuals[i])
                         else:
-                            # The Scalar engine has the images to normalise.
-                            by_vector = norm is not None or i % 2 == 1
+                            # The Scalar engine has the images to normalise. Boxes that share a bank take an
+                            # instruction each, which is too many for the Vector engine.
+                            by_vector = (norm is not None and len(output_boxes) == 1) or i % 2 == 1
                             store_activated(results, output_boxes, sums[i], epilogue, by_vector)
         if measured is not None:
             measured.store()
