@@ -68,6 +68,11 @@ class Attention(AttentionHeads):
         """Weights of the norms, of both projections with their biases, and of the sinks."""
         return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
 
+    @property
+    def _has_cache(self) -> bool:
+        """Whether keys and values are kept between steps; a layer without a causal mask belongs to an encoder."""
+        return self.heads.causal
+
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache of keys and values of a rank's heads; () for a layer that reads the cache of an `owner`."""
         return () if self.owner is not None else self.read_caches(step)
@@ -75,16 +80,15 @@ class Attention(AttentionHeads):
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache that the layer reads: its own, or its `owner`'s cache, which `caches` leaves out.
 
-        If full pages have four bits, they are a cache of their own. A layer without a causal mask belongs to an
-        encoder, and has none.
+        If full pages have four bits, they are a cache of their own.
         """
-        if not self.heads.causal:
+        if not self._has_cache:
             return ()
         pages = self.full_pages(step)
         return (self._cache(step),) if pages is None else (pages.packed, pages.newest)
 
     def _cache(self, step: StepShape) -> Cache:
-        """Return the cache that a layer with a causal mask reads: of its `owner`, or of the layer itself."""
+        """Return the cache that a layer with a cache reads: of its `owner`, or of the layer itself."""
         name = self.owner or self.name
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
@@ -96,13 +100,13 @@ class Attention(AttentionHeads):
 
     def _list_cache_arguments(self, step: StepShape) -> dict[str, Argument]:
         """Return the kernel arguments for the cache, by parameter name; None for the arrays of a layer without one."""
-        if not self.heads.causal:
+        if not self._has_cache:
             return {"k_cache": None, "v_cache": None, "sequences": step.sequences}
         return (self.full_pages(step) or self._cache(step)).arguments
 
     def _count_cached_bytes(self, step: StepShape) -> float:
         """Return the bytes of a cached position of a rank's heads, keys and values together; 0 without a cache."""
-        if not self.heads.causal:
+        if not self._has_cache:
             return 0.0
         pages = self.full_pages(step)
         if pages is not None:
@@ -111,7 +115,7 @@ class Attention(AttentionHeads):
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the functions that compute a rank's rotary tables and scales of the cache, by array name."""
-        scales = self._cache(step).constants if self.heads.causal else {}
+        scales = self._cache(step).constants if self._has_cache else {}
         return {**super().constants(step), **scales}
 
     @property
@@ -266,7 +270,7 @@ class Attention(AttentionHeads):
 
     def _list_result_names(self, step: StepShape) -> tuple[str, ...]:
         """Return the names of the results of an attention launch: "o", and the cache arrays that it writes."""
-        writes = self.owner is None and self.heads.causal
+        writes = self.owner is None and self._has_cache
         return ("o", *self._cache(step).names) if writes else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:

@@ -15,8 +15,6 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic
 from model.layers.attention import Attention
-from model.layers.cache import Cache, create_cache
-from model.layers.launch import StepShape
 from model.layers.layer import States
 
 
@@ -24,8 +22,9 @@ from model.layers.layer import States
 class BlockCachedAttention(Attention):
     """Attention layer whose tokens see all positions, and which keeps its keys and values between passes."""
 
-    def _cache(self, step: StepShape) -> Cache:
-        return create_cache(self.name, self.heads.layout(step.ranks), self.heads.head_dim, step)
+    @property
+    def _has_cache(self) -> bool:
+        return True
 
     def _append_to_cache(
         self, new: Sequence[np.ndarray], states: States, numpy: Arithmetic
