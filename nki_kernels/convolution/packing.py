@@ -253,7 +253,7 @@ def load_stripe(region, across, windows, stripe, pack):
         region: [(column of tap, row of tap, channel), image, row, column] @ SBUF.
         across: the block's channels of all images, [channel, image, row, column] @ HBM.
     """
-    (top, _), (left, _) = find_region_ranges(windows, stripe)
+    (top, _), (first_column, _) = find_region_ranges(windows, stripe)
     step = windows.stride[0] // pack.row_step
     height = across.shape[0]
     clear_rows(region, windows, top, step, pack)
@@ -268,7 +268,7 @@ def load_stripe(region, across, windows, stripe, pack):
                 :,
                 stripe[0][0] : stripe[0][1],
                 start : start + (lower - upper - 1) * step + 1 : step,
-                left + column + begin : left + column + stop,
+                first_column + column + begin : first_column + column + stop,
             ]
             target = region[first_row : first_row + height, :, upper:lower, begin:stop]
             load_image_rows(target, source, pack, stop - begin < region.shape[3])
