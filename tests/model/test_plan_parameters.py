@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import safetensors
 
+from model.config import ModelConfig
 from model.config.mixers import GroupedAttention
 from model.config.published import PUBLISHED
 from model.errors import ModelError
@@ -61,7 +62,6 @@ def test_parameters_of_published_models(name) -> None:
 
 
 WITHOUT_CONFIG = {
-    "llada",
     "ministral",
     "ministral3",
     "mistral3",
@@ -80,13 +80,14 @@ WITHOUT_CONFIG = {
     "smollm3",
     "granite",
 }
-"""Families of which no published config is in the folder."""
+"""Families of texts and speech of which no published config is in the folder."""
 
 
 def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
     assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
     assert len(COUNTS) == 46
-    assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
+    planned = {name for name, row in FAMILIES.items() if row.task.record is ModelConfig}
+    assert planned - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
 
 
 def test_parameters_of_a_checkpoint_on_disk() -> None:
