@@ -77,6 +77,24 @@ class PixArtConfig(DenoiserConfig):
     projects_text: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class FluxConfig(DenoiserConfig):
+    """Config of a FLUX denoiser: blocks with weights for each of two streams, then blocks with the same weights.
+
+    double_layers  blocks with weights for image and text
+    single_layers  blocks with the same weights for both
+    pooled_size    elements of a pooled text
+    has_guidance   whether the guidance is an input
+    rotation       elements of a head that do not turn, that turn by the row of a patch, and by its column
+    """
+
+    double_layers: int
+    single_layers: int
+    pooled_size: int
+    has_guidance: bool
+    rotation: tuple[int, int, int]
+
+
 def check_divisible(fields: Fields, name: str, size: int, patch_size: int) -> None:
     """Raise ModelError if a latent image of `size` rows in the field `name` does not consist of whole patches."""
     if size % patch_size:

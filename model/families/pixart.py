@@ -9,24 +9,30 @@ from __future__ import annotations
 from model.config.component import refuse_unread
 from model.config.denoisers import PixArtConfig, check_divisible
 from model.config.fields import Fields
-from model.config.mixers import GroupedAttention
 from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, read_layer_count
-from model.layers.attention_heads import AttentionProjections
+from model.families.denoisers import (
+    EMBEDDING,
+    EPS,
+    LENGTHS,
+    TEXT,
+    TIMESTEPS,
+    build_feed_forward,
+    build_linear,
+    build_pair,
+    build_projections,
+    describe_heads,
+)
 from model.layers.denoiser.attention import ImageAttention, TextAttention
 from model.layers.denoiser.conditions import FREQUENCIES, ConditionRows, TimestepEmbedding
-from model.layers.denoiser.feed_forward import ModulatedFeedForward, TextProjection
+from model.layers.denoiser.feed_forward import TextProjection
 from model.layers.denoiser.modulation import ModulatedNorm, TableModulation
 from model.layers.denoiser.patches import LATENTS, PatchInput, PatchOutput, PositionTable
 from model.layers.launch import FLOAT32
 from model.layers.layer import Layer
 from model.layers.mlp import FeedForward
-from model.layers.projection import Projection
 from model.network import Input, Network, Section
 
-_EPS = 1e-6
-"""Epsilon of the last norm, which no field of config.json changes; also the default of the others."""
-_TIMESTEPS, _TEXT, _LENGTHS = "timesteps", "text", "text_lengths"
-_EMBEDDING, _ROWS, _TEXT_STATES = "timestep_embedding", "timestep_rows", "text_states"
+_ROWS, _TEXT_STATES = "timestep_rows", "text_states"
 _CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
 _WITHOUT_EFFECT = ("dropout", "norm_num_groups", "upcast_attention", "num_embeds_ada_norm")
 _DEFAULT_TEXT_ROWS = 120
@@ -84,7 +90,7 @@ def read_pixart(fields: Fields) -> PixArtConfig:
         text_size=text,
         layers=read_layer_count(fields, "num_layers"),
         bias=fields.flag("attention_bias", default=True),
-        eps=fields.number("norm_eps", default=_EPS),
+        eps=fields.number("norm_eps", default=EPS),
         sample_size=sample,
         interpolation=fields.number("interpolation_scale", default=max(sample // 64, 1)),
         projects_text="caption_channels" in fields,
@@ -110,15 +116,12 @@ def compose(config: PixArtConfig) -> Network:
         ),
         TimestepEmbedding(
             "timestep",
-            _TIMESTEPS,
-            _EMBEDDING,
-            (
-                _build_linear(f"{embedder}.linear_1", hidden, FREQUENCIES),
-                _build_linear(f"{embedder}.linear_2", hidden, hidden),
-            ),
+            TIMESTEPS,
+            EMBEDDING,
+            build_pair(embedder, hidden, FREQUENCIES),
         ),
         ConditionRows(
-            "timestep_rows", _EMBEDDING, _build_linear("adaln_single.linear", 6 * hidden, hidden), (_ROWS,)
+            "timestep_rows", EMBEDDING, build_linear("adaln_single.linear", 6 * hidden, hidden), (_ROWS,)
         ),
     ]
     if config.projects_text:
@@ -128,16 +131,12 @@ def compose(config: PixArtConfig) -> Network:
         (tuple(first), *blocks, _build_last(config)),
         {
             LATENTS: Input(LATENTS, dtype=None),
-            _TIMESTEPS: Input(_TIMESTEPS, dtype=FLOAT32),
-            _TEXT: Input(_TEXT, dtype=None),
-            _LENGTHS: Input(_LENGTHS),
+            TIMESTEPS: Input(TIMESTEPS, dtype=FLOAT32),
+            TEXT: Input(TEXT, dtype=None),
+            LENGTHS: Input(LENGTHS),
         },
         ("x",),
     )
-
-
-def _build_linear(tensor: str, outputs: int, inputs: int, bias: bool = True) -> Projection:
-    return Projection(f"{tensor}.weight", outputs, inputs, f"{tensor}.bias" if bias else None)
 
 
 def _build_text_projection(config: PixArtConfig) -> TextProjection:
@@ -148,27 +147,18 @@ def _build_text_projection(config: PixArtConfig) -> TextProjection:
         hidden,
         None,
         None,
-        _build_linear(f"{tensor}_1", hidden, config.text_size),
-        _build_linear(f"{tensor}_2", hidden, hidden),
+        build_linear(f"{tensor}_1", hidden, config.text_size),
+        build_linear(f"{tensor}_2", hidden, hidden),
         "gelu_tanh",
     )
-    return TextProjection(block, _TEXT, _TEXT_STATES, config.text_rows)
+    return TextProjection(block, TEXT, _TEXT_STATES, config.text_rows)
 
 
 def _build_block(config: PixArtConfig, number: int) -> Section:
     """Return the layers of block `number`."""
     hidden, name, tensor = config.hidden_size, f"blocks.{number}", f"transformer_blocks.{number}"
     chunks = tuple(f"{name}.{chunk}" for chunk in _CHUNKS)
-    heads = GroupedAttention(
-        config.heads,
-        config.heads,
-        config.head_dim,
-        query_bias=config.bias,
-        key_bias=config.bias,
-        value_bias=config.bias,
-        output_bias=True,
-        causal=False,
-    )
+    heads = describe_heads(config.heads, config.head_dim, config.bias)
     attention_norm, mlp_norm = (
         ModulatedNorm(hidden, config.eps, shift, scale, gate)
         for shift, scale, gate in (chunks[:3], chunks[3:])
@@ -180,50 +170,34 @@ def _build_block(config: PixArtConfig, number: int) -> Section:
             hidden,
             heads,
             None,
-            _build_projections(config, f"{tensor}.attn1"),
+            build_projections(f"{tensor}.attn1", hidden, config.bias),
             modulation=attention_norm,
         ),
         TextAttention(
             f"{name}.text_attention",
             hidden,
             heads,
-            _build_projections(config, f"{tensor}.attn2"),
-            _TEXT_STATES if config.projects_text else _TEXT,
-            _LENGTHS,
+            build_projections(f"{tensor}.attn2", hidden, config.bias),
+            _TEXT_STATES if config.projects_text else TEXT,
+            LENGTHS,
             config.text_rows,
         ),
-        ModulatedFeedForward(
-            f"{name}.mlp",
-            hidden,
-            None,
-            None,
-            _build_linear(f"{tensor}.ff.net.0.proj", 4 * hidden, hidden),
-            _build_linear(f"{tensor}.ff.net.2", hidden, 4 * hidden),
-            "gelu_tanh",
-            modulation=mlp_norm,
-        ),
+        build_feed_forward(f"{name}.mlp", f"{tensor}.ff", hidden, mlp_norm),
     )
-
-
-def _build_projections(config: PixArtConfig, tensor: str) -> AttentionProjections:
-    """Return the projections of the attention whose tensors' names begin with `tensor`."""
-    hidden = config.hidden_size
-    inputs = tuple(_build_linear(f"{tensor}.to_{letter}", hidden, hidden, config.bias) for letter in "qkv")
-    return AttentionProjections(inputs, _build_linear(f"{tensor}.to_out.0", hidden, hidden))
 
 
 def _build_last(config: PixArtConfig) -> Section:
     """Return the modulation of the last norm, and the layer that makes images of rows."""
     hidden, cells = config.hidden_size, config.patch_size**2
     chunks = ("last_shift", "last_scale")
-    projection = _build_linear("proj_out", cells * config.outputs, hidden)
+    projection = build_linear("proj_out", cells * config.outputs, hidden)
     if config.outputs > config.channels:
         projection, _ = projection.split((config.channels, config.channels), groups=cells)
     return (
-        TableModulation("last.modulation", "scale_shift_table", hidden, _EMBEDDING, chunks, is_shared=True),
+        TableModulation("last.modulation", "scale_shift_table", hidden, EMBEDDING, chunks, is_shared=True),
         PatchOutput(
             "last",
-            ModulatedNorm(hidden, _EPS, *chunks),
+            ModulatedNorm(hidden, EPS, *chunks),
             projection,
             config.patches,
             config.patch_size,

@@ -89,6 +89,7 @@ FAMILIES: dict[str, Family] = {
     "whisper": Family("model.families.whisper", "read_whisper", "WhisperForConditionalGeneration", SPEECH),
     "llada": Family("model.families.llada", "read_llada", "LLaDAModelLM", MASKED_TEXT),
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
+    "FluxTransformer2DModel": Family("model.families.flux", "read_flux", "FluxTransformer2DModel", DENOISER),
 }
 
 

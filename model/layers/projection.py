@@ -21,6 +21,8 @@ class Projection:
     tensor_outputs  outputs of the shared tensor; 0 for a tensor of one projection
     transposed      whether the checkpoint stores [inputs, outputs]
     every           outputs of one group of a shared tensor with several groups, such as heads; 0 for one group
+    first_input     index of the first input in a matrix whose inputs several projections share
+    tensor_inputs   inputs of the shared matrix; 0 for a matrix of one projection
     """
 
     tensor: str
@@ -31,6 +33,8 @@ class Projection:
     tensor_outputs: int = 0
     transposed: bool = False
     every: int = 0
+    first_input: int = 0
+    tensor_inputs: int = 0
 
     def split(self, sizes: Sequence[int], groups: int = 1) -> tuple[Projection, ...]:
         """Return the projections that share this projection's tensor, which must be a tensor of one projection.
@@ -45,15 +49,29 @@ class Projection:
             for size, first in zip(sizes, accumulate(sizes, initial=0))
         )
 
+    def split_inputs(self, sizes: Sequence[int]) -> tuple[Projection, ...]:
+        """Return projections of consecutive inputs, whose products add up to this one's; the first has the bias.
+
+        Args:
+            sizes: Inputs of every projection.
+        """
+        return tuple(
+            replace(self, inputs=size, first_input=first, tensor_inputs=self.inputs, bias=bias)
+            for size, first, bias in zip(
+                sizes, accumulate(sizes, initial=0), (self.bias, *[None] * len(sizes))
+            )
+        )
+
     def resized(self, outputs: int) -> Projection:
         """Return the projection with `outputs` outputs; the outputs of a shared tensor are resized in proportion."""
         return replace(self, outputs=outputs, tensor_outputs=self.tensor_outputs * outputs // self.outputs)
 
     def weight(self, cut: Cut) -> Tensor:
         """Return the description of the matrix as a tensor of a weight, divided among ranks by `cut`."""
-        shape = (self.tensor_outputs or self.outputs, self.inputs)
+        shape = (self.tensor_outputs or self.outputs, self.tensor_inputs or self.inputs)
         stored = shape[::-1] if self.transposed else shape
-        return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
+        inputs = (self.first_input, self.first_input + self.inputs) if self.tensor_inputs else None
+        return Tensor(self.tensor, stored, cut, self._outputs, self.transposed, inputs=inputs)
 
     def bias_row(self, cut: Cut) -> Tensor:
         """Return the description of the bias [outputs], divided among ranks by `cut`; `Zeros` if there is no bias."""

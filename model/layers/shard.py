@@ -244,11 +244,12 @@ class Taps(Cut):
 
 
 class Transposed(MatrixCut):
-    """Cut of a projection [out, in] that keeps it whole as [in, out] on every rank."""
+    """Cut of a projection [out, in] that keeps it whole as [in, out] on every rank; of a vector [out] as [1, out]."""
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the selection of all outputs and inputs, transposed to [in, out]."""
-        return Selection(range(tensor_shape[0]), range(tensor_shape[1]), (tensor_shape[1], tensor_shape[0]))
+        outputs, inputs = tensor_shape if len(tensor_shape) == 2 else (*tensor_shape, 1)
+        return Selection(range(outputs), range(inputs), (inputs, outputs))
 
 
 @dataclass(frozen=True)

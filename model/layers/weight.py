@@ -27,12 +27,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tensor:
-    """Checkpoint tensor of a weight: the selected outputs, and the cut to a rank's part of them.
+    """Checkpoint tensor of a weight: the selected elements, and the cut to a rank's part of them.
 
     name        name in the checkpoint
     shape       shape in the checkpoint
-    cut         cut to a rank's part of the selected outputs
+    cut         cut to a rank's part of the selected elements
     outputs     (first, end, period): the outputs first … end of each run of `period` outputs; None for all
+    inputs      (first, end): the inputs first … end of a matrix; None for all
     transposed  whether the checkpoint stores [in, out] instead of [out, in]
     exact       whether the weight is float32 with any dtype of activations
     """
@@ -43,10 +44,13 @@ class Tensor:
     outputs: tuple[int, int, int] | None = None
     transposed: bool = False
     exact: bool = False
+    inputs: tuple[int, int] | None = None
 
     def select(self, tensor: StoredWeight) -> StoredWeight:
-        """Return the selected outputs of the checkpoint's tensor for all ranks, [out, in] or [out]; not yet cut."""
+        """Return the selected elements of the checkpoint's tensor for all ranks, [out, in] or [out]; not yet cut."""
         matrix = tensor.T if self.transposed else tensor
+        if self.inputs is not None:
+            matrix = matrix[:, self.inputs[0] : self.inputs[1]]
         if self.outputs is None:
             return matrix
         first, end, period = self.outputs
@@ -57,8 +61,10 @@ class Tensor:
 
     @property
     def part_shape(self) -> Shape:
-        """Shape of the selected outputs of all ranks, [out, in] or [out]."""
+        """Shape of the selected elements of all ranks, [out, in] or [out]."""
         shape = self.shape[::-1] if self.transposed else self.shape
+        if self.inputs is not None:
+            shape = (shape[0], self.inputs[1] - self.inputs[0])
         if self.outputs is None:
             return shape
         first, end, period = self.outputs
@@ -66,11 +72,12 @@ class Tensor:
 
     @property
     def can_stay_stored(self) -> bool:
-        """Whether kernels can read the selected outputs as a format stores them.
+        """Whether kernels can read the selected elements as a format stores them.
 
-        They are one run of the checkpoint's outputs, not transposed, and their `MatrixCut` cuts scales likewise.
+        They are one run of the checkpoint's outputs with all inputs, not transposed, and their `MatrixCut` cuts scales
+        likewise.
         """
-        is_run = self.outputs is None or self.outputs[2] == self.shape[0]
+        is_run = self.inputs is None and (self.outputs is None or self.outputs[2] == self.shape[0])
         return is_run and not self.transposed and isinstance(self.cut, MatrixCut)
 
     def find_rank_shape(self, shard: Shard) -> Shape:
@@ -80,7 +87,7 @@ class Tensor:
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy of a rank's part of the selected outputs of `weights[self.name]`, in the layout of `cut`.
+        """Return a copy of a rank's part of the selected elements of `weights[self.name]`, in the layout of `cut`.
 
         Its dtype is that of `choose_weight_dtype`: float32 for an `exact` tensor, the stored dtype with float32
         activations, bfloat16 with bfloat16 activations.

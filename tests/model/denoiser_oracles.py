@@ -29,6 +29,8 @@ class Case:
     text        rows and elements of the encoded text
     lengths     rows of each text that are no padding
     timesteps   timestep of each image
+    guidance    guidance of each image times 1000; None for a denoiser without this input
+    pooled      elements of a pooled text; 0 for a denoiser without this input
     """
 
     class_name: str
@@ -38,22 +40,36 @@ class Case:
     lengths: tuple[int, ...] = (7, 3)
     timesteps: tuple[float, ...] = (999.0, 37.5)
     seed: int = field(default=0)
+    guidance: tuple[float, ...] | None = None
+    pooled: int = 0
 
     @property
     def config(self) -> dict[str, Any]:
         """config.json."""
         return {"_class_name": self.class_name, "_diffusers_version": "0.42.1"} | self.fields
 
+    @property
+    def channels(self) -> int:
+        """Channels of the latent images; FLUX packs 2 x 2 pixels of them."""
+        channels: int = self.fields["in_channels"]
+        return channels // 4 if self.class_name.startswith("Flux") else channels
+
     def draw_inputs(self) -> dict[str, np.ndarray]:
         """Return the inputs of the network of the denoiser, [images, ...] each."""
         rng, images = np.random.default_rng(self.seed), len(self.timesteps)
-        latents = rng.standard_normal((images, self.fields["in_channels"], *self.size), np.float32)
-        return {
+        latents = rng.standard_normal((images, self.channels, *self.size), np.float32)
+        inputs = {
             "latents": latents,
             "timesteps": np.array(self.timesteps, np.float32)[:, None],
             "text": rng.standard_normal((images, *self.text), np.float32),
-            "text_lengths": np.array(self.lengths, np.int32)[:, None],
         }
+        if self.lengths:
+            inputs["text_lengths"] = np.array(self.lengths, np.int32)[:, None]
+        if self.pooled:
+            inputs["pooled"] = rng.standard_normal((images, self.pooled), np.float32)
+        if self.guidance is not None:
+            inputs["guidance"] = np.array(self.guidance, np.float32)[:, None]
+        return inputs
 
 
 PIXART = {
@@ -68,6 +84,33 @@ PIXART = {
     "caption_channels": 32,
     "use_additional_conditions": False,
 }
+FLUX = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 16,
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "joint_attention_dim": 24,
+    "pooled_projection_dim": 20,
+    "guidance_embeds": True,
+    "axes_dims_rope": [4, 6, 6],
+}
+
+
+def describe_flux(fields: dict[str, Any], size: tuple[int, int], **options: Any) -> Case:
+    """Return a case of FLUX. Timesteps over 1000 are exact in float32, as diffusers divides and multiplies them."""
+    return Case(
+        "FluxTransformer2DModel",
+        FLUX | fields,
+        size,
+        (7, 24),
+        (),
+        (875.0, 31.25),
+        pooled=20,
+        **options,
+    )
+
+
 CASES = {
     "pixart": Case("PixArtTransformer2DModel", PIXART, (8, 8), (7, 32)),
     "pixart other size": Case(
@@ -82,6 +125,11 @@ CASES = {
         | {"attention_bias": False, "patch_size": 1, "sample_size": 4, "num_layers": 1},
         (4, 4),
         (7, 32),
+    ),
+    "flux with guidance": describe_flux({}, (8, 8), guidance=(3500.0, 1000.0)),
+    "flux without guidance, other sizes": describe_flux(
+        {"guidance_embeds": False, "num_attention_heads": 4, "num_layers": 1, "num_single_layers": 1},
+        (6, 14),
     ),
 }
 
@@ -114,16 +162,46 @@ def record(case: Case) -> np.ndarray:
         for name, parameter in module.named_parameters():
             parameter.copy_(torch.from_numpy(draw_weight(name, tuple(parameter.shape))))
         inputs = {name: torch.from_numpy(array) for name, array in case.draw_inputs().items()}
-        mask = torch.arange(case.text[0])[None] < inputs["text_lengths"]
-        images: torch.Tensor = module(
-            inputs["latents"],
-            encoder_hidden_states=inputs["text"],
-            encoder_attention_mask=mask.long(),
-            timestep=inputs["timesteps"][:, 0],
-            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
-            return_dict=False,
-        )[0]
-    return images.numpy()
+        run = {"PixArtTransformer2DModel": _run_pixart, "FluxTransformer2DModel": _run_flux}[case.class_name]
+        images: np.ndarray = run(module, inputs).numpy()
+    return images
+
+
+def _run_pixart(module: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of diffusers' PixArt."""
+    import torch
+
+    mask = torch.arange(inputs["text"].shape[1])[None] < inputs["text_lengths"]
+    return module(
+        inputs["latents"],
+        encoder_hidden_states=inputs["text"],
+        encoder_attention_mask=mask.long(),
+        timestep=inputs["timesteps"][:, 0],
+        added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+        return_dict=False,
+    )[0]
+
+
+def _run_flux(module: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of diffusers' FLUX, with latents packed and unpacked as its pipeline does."""
+    import torch
+    from diffusers import FluxPipeline
+
+    images, channels, rows, columns = inputs["latents"].shape
+    packed = FluxPipeline._pack_latents(inputs["latents"], images, channels, rows, columns)
+    ids = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, "cpu", torch.float32)
+    guidance = inputs.get("guidance")
+    output = module(
+        packed,
+        encoder_hidden_states=inputs["text"],
+        pooled_projections=inputs["pooled"],
+        timestep=inputs["timesteps"][:, 0] / 1000,
+        guidance=None if guidance is None else guidance[:, 0] / 1000,
+        img_ids=ids,
+        txt_ids=torch.zeros(inputs["text"].shape[1], 3),
+        return_dict=False,
+    )[0]
+    return FluxPipeline._unpack_latents(output, 8 * rows, 8 * columns, 8)
 
 
 def read_recordings() -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ No keys are cached: every pass computes all of them. Ranks divide the heads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads, AttentionProjections
 from model.layers.denoiser.modulation import ModulatedNorm
+from model.layers.denoiser.rotation import AxialRotation
 from model.layers.launch import (
     INT32,
     Argument,
@@ -33,45 +34,94 @@ from model.layers.launch import (
     Value,
     count_product_work,
 )
-from model.layers.layer import Stateless, States
+from model.layers.layer import Constant, Stateless, States
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, by_query_heads
+from model.layers.shard import ROW, Cut, MatrixCut, Reordered, by_query_heads
 from model.layers.softmax import attend
 from model.layers.weight import Weight, create_argument
 
 
 @dataclass(frozen=True)
 class ImageAttention(AttentionHeads, Stateless):
-    """Self-attention of the patches of each image; `norm` is None, and `modulation` gives the norm and the gate."""
+    """Self-attention of the rows of each image; `norm` is None, and `modulation` gives the norm and the gate.
+
+    rotation  rotation of queries and keys by their patches; None without
+    order     indices of a head's elements in the order of the kernels; empty for the order of the checkpoint
+    """
 
     modulation: ModulatedNorm | None = None
+    rotation: AxialRotation | None = None
+    order: tuple[int, ...] = ()
     component: ClassVar[str] = "attention"
 
     @property
     def _modulation(self) -> ModulatedNorm:
         assert self.modulation is not None and self.norm is None
+        assert all(norm.eps == self.modulation.eps for norm in self.head_norms)  # the kernel has one eps
         return self.modulation
 
     def _list_norm_arguments(self, step: StepShape) -> dict[str, Argument]:
         return self._modulation.list_arguments(step)
 
+    def _pair_inputs_with_cuts(self) -> Iterable[tuple[Projection, Cut]]:
+        pairs = super()._pair_inputs_with_cuts()
+        if not self.order:
+            return pairs
+        return [
+            (projection, Reordered(cut, self.order) if index < 2 and isinstance(cut, MatrixCut) else cut)
+            for index, (projection, cut) in enumerate(pairs)
+        ]
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Return the functions that compute the tables of the rotation, by array name; empty without one."""
+        return {} if self.rotation is None else self.rotation.list_constants(step)
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of projection, attention and output projection with gate and residual."""
+        attention = launch_attention(*self._describe_projected(step), self.heads, step)
+        return [self.launch_projection(step), attention, *self.list_output_launches(step)]
+
+    def launch_projection(self, step: StepShape) -> Launch:
+        """Return the launch that writes queries, keys and values, normalised and rotated."""
+        (launch,) = self._project(step)
+        if self.rotation is None:
+            return launch
+        return replace(launch, arguments={**launch.arguments, **self.rotation.list_arguments(step)})
+
+    def list_output_launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of the output projection with gate and residual, which writes x.
+
+        Attention in the last block of a stream has no gate and no output, so the list is empty.
+        """
+        if not self._modulation.gate:
+            return ()
         (output,) = self._project_output(step)
-        gated = {**output.arguments, **self._modulation.list_gate_arguments(step)}
-        q, k, v = self._describe_projected(step)
-        return [
-            *self._project(step),
-            launch_attention(q, k, v, self.heads, step),
-            replace(output, arguments=gated),
-        ]
+        return [replace(output, arguments={**output.arguments, **self._modulation.list_gate_arguments(step)})]
+
+    def describe_projected(self, step: StepShape) -> tuple[Value, Value, Value]:
+        """Return queries, keys and values of a step as arguments of launches."""
+        return self._describe_projected(step)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x [patches, hidden] of one image after the layer, computed in NumPy."""
-        normed = self._modulation.reference(x, numpy, states)
-        query, keys, values = self._project_heads(normed, span, numpy)
+        query, keys, values = self.compute_heads(x, span, states, numpy)
         mixed = attend(query, keys, values, self.heads, span, numpy)
-        y = self._project_mixed(mixed, normed, numpy)
+        return self.add_output(x, mixed, states, numpy)
+
+    def compute_heads(
+        self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic
+    ) -> Sequence[np.ndarray]:
+        """Return queries, keys and values of rows x of one image, [heads, rows, head_dim], normalised and rotated."""
+        heads = self._project_heads(self._modulation.reference(x, numpy, states), span, numpy)
+        if self.rotation is None:
+            return heads
+        return [self.rotation.rotate(heads[0], numpy), self.rotation.rotate(heads[1], numpy), heads[2]]
+
+    def add_output(self, x: np.ndarray, mixed: np.ndarray, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return the residual x plus the gated projection of the outputs of all heads, rounded; x without a gate."""
+        if not self._modulation.gate:
+            return x
+        y = self._project_mixed(mixed, mixed, numpy)
         return numpy.round(x + self._modulation.apply_gate(y, states))
 
 
@@ -195,8 +245,11 @@ def launch_attention(
     step: StepShape,
     lengths: str = "",
     label: str = "",
+    text: tuple[Value, Value, Value] | None = None,
 ) -> Launch:
     """Return the launch of attention of all rows of each image to all keys of this image, which writes "o".
+
+    With a second stream, such as the rows of texts, rows of both attend to the keys of both. It writes "text_o" too.
 
     Args:
         q: Queries, [images * patches, width of the rank].
@@ -205,8 +258,11 @@ def launch_attention(
         step: The step.
         lengths: Name of the array of the number of keys that are seen, int32 [images, 1]; "" for all keys.
         label: Distinguishes launches of the kernel in reports.
+        text: Queries, keys and values of the second stream.
     """
-    operations = 4.0 * q.shape[0] * q.shape[1] * (k.shape[0] // step.sequences)
+    streams = [(q, k, v), *([] if text is None else [text])]
+    keys = sum(stream_keys.shape[0] for _, stream_keys, _ in streams) // step.sequences
+    operations = 4.0 * sum(queries.shape[0] for queries, _, _ in streams) * q.shape[1] * keys
     arguments: Mapping[str, Argument] = {
         "q": q,
         "k_cache": None,
@@ -218,12 +274,13 @@ def launch_attention(
         "causal": False,
         "sequences": step.sequences,
         **({"key_lengths": Value(lengths, (step.sequences, 1), INT32)} if lengths else {}),
+        **({} if text is None else dict(zip(("text_q", "text_k", "text_v"), text))),
     }
-    moved = 2 * q.nbytes + k.nbytes + v.nbytes
+    moved = sum(2 * queries.nbytes + keys.nbytes + values.nbytes for queries, keys, values in streams)
     return Launch(
         "attention_prefill",
         arguments,
-        ("o",),
+        ("o", "text_o")[: len(streams)],
         LeastWork(operations, float(moved), operations),
         q.shape[0],
         label,

@@ -1,12 +1,15 @@
-"""Conditions of a denoiser from the timestep: its embedding, and rows from which blocks take their modulation.
+"""Conditions of a denoiser: embeddings of the timestep and of a pooled text, and modulation rows of blocks from them.
 
 embedding = linear_2(silu(linear_1(sinusoids(timestep)))) [+ further embeddings]
 rows      = linear(silu(embedding))
+
+Where embeddings are divided, each rank has some elements of them, and rows of the matrices that multiply them. Partial
+products are all-reduced, so that no rank reads all of a large denoiser's modulation weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import ClassVar
@@ -14,11 +17,11 @@ from typing import ClassVar
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import FLOAT32, Argument, Launch, StepShape, Value, count_product_work
+from model.layers.launch import FLOAT32, Argument, Axis, Launch, StepShape, Value, count_product_work
 from model.layers.layer import Stateless, States
 from model.layers.mlp import apply_activation
 from model.layers.projection import Projection
-from model.layers.shard import ROW, TRANSPOSED
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Cut, MatrixCut, slice_evenly
 from model.layers.weight import Weight, create_argument
 
 FREQUENCIES = 256
@@ -26,23 +29,25 @@ FREQUENCIES = 256
 _MAX_PERIOD = 10000.0
 
 
-def create_matrix(name: str, projection: Projection) -> Weight:
-    """Return the whole matrix of a projection as a weight, [inputs, outputs] on every rank."""
-    return Weight(name, (projection.weight(TRANSPOSED),))
+def create_matrix(name: str, projection: Projection, cut: MatrixCut = TRANSPOSED) -> Weight:
+    """Return the matrix of a projection as a weight, [inputs, outputs]; by default whole on every rank."""
+    return Weight(name, (projection.weight(cut),))
 
 
-def create_bias(name: str, projection: Projection) -> Weight | None:
-    """Return the whole bias of a projection as a weight, [1, outputs] on every rank; None without a bias."""
-    return None if projection.bias is None else Weight(name, (projection.bias_row(ROW),))
+def create_bias(name: str, projection: Projection, cut: Cut = ROW) -> Weight | None:
+    """Return the bias of a projection as a weight, [1, outputs], by default whole; None without a bias."""
+    return None if projection.bias is None else Weight(name, (projection.bias_row(cut),))
 
 
 @dataclass(frozen=True)
-class TimestepEmbedding(Stateless):
-    """Embedding of one number of each image, such as its timestep.
+class Embedding(Stateless):
+    """Embedding of a condition by two linear layers with SiLU between them.
 
-    source  name of the numbers, float32 [images, 1], an input of the step
-    output  name of the embedding, [images, outputs of the second projection]
-    added   name of an array of this shape that is added; "" for none
+    source       name of the condition, an input of the step, [images, ...]
+    output       name of the embedding, [images, outputs of the second projection] or a rank's elements of them
+    projections  the linear layers
+    added        name of an array of the embedding's shape that is added; "" for none
+    is_divided   whether ranks divide the embedding's elements
     """
 
     name: str
@@ -50,42 +55,64 @@ class TimestepEmbedding(Stateless):
     output: str
     projections: tuple[Projection, Projection]
     added: str = ""
+    is_divided: bool = False
     component: ClassVar[str] = "embedding"
 
-    def _list_weights(self) -> dict[str, Weight | None]:
-        weights: dict[str, Weight | None] = {}
-        for index, projection in enumerate(self.projections, 1):
-            weights[f"w_{index}"] = create_matrix(f"{self.name}.w_{index}", projection)
-            weights[f"b_{index}"] = create_bias(f"{self.name}.b_{index}", projection)
-        return weights
+    def _list_weights(self) -> tuple[Weight | None, ...]:
+        """Return first matrix, first bias, second matrix, second bias."""
+        first, second = self.projections
+        cut, bias_cut = (COLUMN_PARALLEL, COLUMN_PARALLEL) if self.is_divided else (TRANSPOSED, ROW)
+        return (
+            create_matrix(f"{self.name}.w_1", first),
+            create_bias(f"{self.name}.b_1", first),
+            create_matrix(f"{self.name}.w_2", second, cut),
+            create_bias(f"{self.name}.b_2", second, bias_cut),
+        )
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Both matrices and their biases."""
-        return [weight for weight in self._list_weights().values() if weight is not None]
+        return [weight for weight in self._list_weights() if weight is not None]
+
+    def _launch(
+        self,
+        step: StepShape,
+        kernel: str,
+        arguments: Mapping[str, Argument],
+        parameters: tuple[str, str, str, str],
+    ) -> Sequence[Launch]:
+        """Return the launch of a kernel that computes the embedding.
+
+        Args:
+            step: The step.
+            kernel: Name of the kernel.
+            arguments: Its arguments beside weights.
+            parameters: Its parameters of the weights in the order of `_list_weights`.
+        """
+        weights = {
+            parameter: create_argument(weight, step)
+            for parameter, weight in zip(parameters, self._list_weights())
+        }
+        matrices = [weight.value(step) for weight in self.weights]
+        work = count_product_work(step.sequences, *matrices)
+        return (Launch(kernel, {**arguments, **weights}, (self.output,), work, step.sequences),)
+
+
+@dataclass(frozen=True)
+class TimestepEmbedding(Embedding):
+    """Embedding of the sinusoids of one number of each image, such as its timestep, float32 [images, 1]."""
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `timestep_embedding`."""
-        images, outputs = step.sequences, self.projections[1].outputs
+        images = step.sequences
         arguments: dict[str, Argument] = {
             "t": Value(self.source, (images, 1), FLOAT32),
             "dtype": step.activations,
         }
-        arguments |= {
-            parameter: create_argument(weight, step) for parameter, weight in self._list_weights().items()
-        }
         if self.added:
+            outputs = self.weights[-1].shape(step.shard)[1]
             arguments["added"] = Value(self.added, (images, outputs), step.activations)
-        matrices = [weight.value(step) for weight in self.weights]
-        return (
-            Launch(
-                "timestep_embedding",
-                arguments,
-                (self.output,),
-                count_product_work(images, *matrices),
-                images,
-            ),
-        )
+        return self._launch(step, "timestep_embedding", arguments, ("w_1", "b_1", "w_2", "b_2"))
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x unchanged; set the embedding in `states`, [1, outputs].
@@ -97,6 +124,25 @@ class TimestepEmbedding(Stateless):
         inner = numpy.round(apply_activation(numpy.multiply(waves, first), "silu"))
         y = numpy.multiply(inner, second)
         states[self.output] = numpy.round(y + states[self.added] if self.added else y)
+        return x
+
+
+@dataclass(frozen=True)
+class PooledEmbedding(Embedding):
+    """Embedding of a pooled text of each image, [images, inputs of the first projection]; nothing is added."""
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `mlp`, without residual and without a sum over ranks."""
+        pooled = Value(self.source, (step.sequences, self.projections[0].inputs), step.activations)
+        arguments: dict[str, Argument] = {"x": pooled, "activation": "silu", "residual": False}
+        return self._launch(step, "mlp", arguments, ("w_up", "b_up", "w_down", "b_down"))
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x unchanged; set the embedding in `states`, [1, outputs]. Rounded are silu's result and the sum."""
+        first, second = self.projections
+        pooled = numpy.round(states[self.source].reshape(1, -1))
+        inner = numpy.round(apply_activation(numpy.multiply(pooled, first), "silu"))
+        states[self.output] = numpy.round(numpy.multiply(inner, second))
         return x
 
 
@@ -112,19 +158,22 @@ def compute_sinusoids(numbers: np.ndarray) -> np.ndarray:
 class ConditionRows(Stateless):
     """Rows linear(silu(source)) of each image, such as the modulation of a block; one result for each of `chunks`.
 
-    source  name of an embedding, [images, inputs of the projection]
-    chunks  names of the results: equal runs of the projection's outputs, [images, outputs / chunks] each
+    source      name of an embedding, [images, inputs of the projection]
+    chunks      names of the results: equal runs of the projection's outputs, [images, outputs / chunks] each
+    is_divided  whether ranks divide the embedding's elements
     """
 
     name: str
     source: str
     projection: Projection
     chunks: tuple[str, ...]
+    is_divided: bool = False
     component: ClassVar[str] = "norms"
 
     @property
     def _matrix(self) -> Weight:
-        return create_matrix(f"{self.name}.w", self.projection)
+        cut = ROW_PARALLEL if self.is_divided else TRANSPOSED
+        return create_matrix(f"{self.name}.w", self.projection, cut)
 
     @property
     def _bias(self) -> Weight | None:
@@ -146,6 +195,7 @@ class ConditionRows(Stateless):
                     "w": matrix,
                     "bias": create_argument(self._bias, step),
                     "chunks": len(self.chunks),
+                    "replica_group": Axis.tensor if self.is_divided else None,
                 },
                 self.chunks,
                 count_product_work(step.sequences, matrix),
@@ -156,6 +206,9 @@ class ConditionRows(Stateless):
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x unchanged; set the results in `states`, [1, outputs / chunks] each. silu and results are rounded."""
         inner = numpy.round(apply_activation(states[self.source], "silu"))
-        rows = numpy.round(numpy.multiply(inner, self.projection))
+        if self.is_divided:
+            rows = numpy.round(numpy.sum_partial_products(inner, self.projection, slice_evenly))
+        else:
+            rows = numpy.round(numpy.multiply(inner, self.projection))
         states |= dict(zip(self.chunks, np.split(rows, len(self.chunks), axis=-1)))
         return x

@@ -16,27 +16,37 @@ from model.layers.denoiser.modulation import ModulatedNorm
 from model.layers.launch import FLOAT32, Argument, Launch, LeastWork, StepShape, Value
 from model.layers.layer import Constant, Stateless, States
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, Shape, Shard
+from model.layers.shard import ROW, TRANSPOSED, Cut, MatrixCut, Reordered, Shape, Shard
 from model.layers.weight import Tensor, Weight, create_argument
 
 LATENTS = "latents"
 """Name of the latent images [images, channels, rows, columns], an input of the step."""
 
 
+@dataclass(frozen=True)
 class Patches(Cut):
-    """Cut of a convolution [out, in, rows, columns] that keeps it as [rows, columns, in, out] on every rank."""
+    """Cut of a convolution [out, in, size, size], or of its matrix [out, in * size * size], whole on every rank.
+
+    The array on a rank is [size, size, in, out].
+    """
+
+    size: int
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return (rows, columns, in, out) for a weight of shape (out, in, rows, columns)."""
-        outputs, inputs, rows, columns = tensor_shape
-        return rows, columns, inputs, outputs
+        """Return (size, size, in, out)."""
+        outputs, *inner_shape = tensor_shape
+        return self.size, self.size, prod(inner_shape) // self.size**2, outputs
 
     def take(self, tensor: StoredWeight, shard: Shard) -> np.ndarray:
-        """Return a contiguous copy of the weight [out, in, rows, columns] as [rows, columns, in, out]."""
-        return np.ascontiguousarray(np.asarray(tensor).transpose(2, 3, 1, 0))
+        """Return a contiguous copy of the weight as [size, size, in, out]."""
+        weight = np.asarray(tensor).reshape(tensor.shape[0], -1, self.size, self.size)
+        return np.ascontiguousarray(weight.transpose(2, 3, 1, 0))
 
 
-PATCHES = Patches()
+def order_patch(channels: int, size: int) -> tuple[int, ...]:
+    """Return the indices of (channel, row, column) elements of a patch in the order (row, column, channel)."""
+    indices = np.arange(channels * size * size).reshape(channels, size, size)
+    return tuple(indices.transpose(1, 2, 0).ravel().tolist())
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,10 @@ class PositionTable:
 class PatchInput(Stateless):
     """First layer: x [images * patches, hidden] = patches of the latent images times a matrix, plus positions.
 
-    tensor    checkpoint tensor of the convolution [hidden, channels, patch, patch], with a bias
-    shape     channels, rows and columns of a latent image
+    tensor     checkpoint tensor of the convolution [hidden, channels, patch, patch], with a bias
+    shape      channels, rows and columns of a latent image
+    positions  what is added to the rows of an image; None for nothing
+    is_matrix  whether the checkpoint has the convolution as a matrix [hidden, channels * patch * patch]
     """
 
     name: str
@@ -84,13 +96,15 @@ class PatchInput(Stateless):
     hidden: int
     patch_size: int
     shape: tuple[int, int, int]
-    positions: PositionTable
+    positions: PositionTable | None
+    is_matrix: bool = False
     component: ClassVar[str] = "embedding"
 
     @property
     def _matrix(self) -> Weight:
-        shape = (self.hidden, self.shape[0], self.patch_size, self.patch_size)
-        return Weight(f"{self.name}.w", (Tensor(f"{self.tensor}.weight", shape, PATCHES),))
+        inputs: tuple[int, ...] = (self.shape[0], self.patch_size, self.patch_size)
+        shape = (self.hidden, *((prod(inputs),) if self.is_matrix else inputs))
+        return Weight(f"{self.name}.w", (Tensor(f"{self.tensor}.weight", shape, Patches(self.patch_size)),))
 
     @property
     def _bias(self) -> Weight:
@@ -102,22 +116,24 @@ class PatchInput(Stateless):
         return (self._matrix, self._bias)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the function that computes the table of positions."""
-        return {f"{self.name}.positions": self.positions}
+        """Return the function that computes the table of positions, if there is one."""
+        return {} if self.positions is None else {f"{self.name}.positions": self.positions}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `patch_embedding` that writes x."""
         latents = Value(LATENTS, (step.sequences, *self.shape), step.activations)
-        table = Value(f"{self.name}.positions", (step.tokens // step.sequences, self.hidden), FLOAT32)
         matrix = self._matrix.value(step)
         arguments: dict[str, Argument] = {
             "x": latents,
             "w": matrix,
             "bias": self._bias.value(step),
-            "added": table,
         }
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        moved = sum(array.nbytes for array in (latents, matrix, table, x))
+        moved = sum(array.nbytes for array in (latents, matrix, x))
+        if self.positions is not None:
+            table = Value(f"{self.name}.positions", (step.tokens // step.sequences, self.hidden), FLOAT32)
+            arguments["added"] = table
+            moved += table.nbytes
         operations = 2.0 * step.tokens * prod(matrix.shape)
         return (
             Launch("patch_embedding", arguments, ("x",), LeastWork(operations, float(moved)), step.tokens),
@@ -131,16 +147,17 @@ class PatchInput(Stateless):
         patches = cells.transpose(1, 3, 0, 2, 4).reshape(-1, channels * patch * patch)
         matrix = numpy.load_tensor(f"{self.tensor}.weight").reshape(self.hidden, -1)
         y = patches @ matrix.T + numpy.load_tensor(f"{self.tensor}.bias")
-        return numpy.round(y + self.positions(Shard(0, 1)))
+        return numpy.round(y if self.positions is None else y + self.positions(Shard(0, 1)))
 
 
 @dataclass(frozen=True)
 class PatchOutput(Stateless):
     """Last layer: x = images [images, channels, rows, columns] of modulated, projected rows of hidden states.
 
-    projection  its outputs are (row in the patch, column in the patch, channel)
-    patches     rows and columns of patches
-    channels    channels of the result
+    projection     its outputs are (row in the patch, column in the patch, channel), or begin with the channel
+    patches        rows and columns of patches
+    channels       channels of the result
+    channel_first  whether the projection's outputs begin with the channel
     """
 
     name: str
@@ -149,15 +166,22 @@ class PatchOutput(Stateless):
     patches: tuple[int, int]
     patch_size: int
     channels: int
+    channel_first: bool = False
     component: ClassVar[str] = "head"
 
     @property
+    def _cut(self) -> MatrixCut:
+        if not self.channel_first:
+            return TRANSPOSED
+        return Reordered(TRANSPOSED, order_patch(self.channels, self.patch_size))
+
+    @property
     def _matrix(self) -> Weight:
-        return create_matrix(f"{self.name}.w", self.projection)
+        return create_matrix(f"{self.name}.w", self.projection, self._cut)
 
     @property
     def _bias(self) -> Weight | None:
-        return create_bias(f"{self.name}.b", self.projection)
+        return create_bias(f"{self.name}.b", self.projection, self._cut)
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -185,5 +209,8 @@ class PatchOutput(Stateless):
         normed = self.norm.reference(x, numpy, states)
         y = numpy.round(numpy.multiply(normed, self.projection))
         (rows, columns), patch = self.patches, self.patch_size
-        cells = y.reshape(rows, columns, patch, patch, self.channels)
+        if self.channel_first:
+            cells = y.reshape(rows, columns, self.channels, patch, patch).transpose(0, 1, 3, 4, 2)
+        else:
+            cells = y.reshape(rows, columns, patch, patch, self.channels)
         return cells.transpose(4, 0, 2, 1, 3).reshape(self.channels, rows * patch, columns * patch)

@@ -1,0 +1,195 @@
+"""Blocks of two streams: rows of an image's patches (x) and of its text, which attend to each other.
+
+Both streams stay arrays of their own through all blocks, so no rows are ever copied. Attention takes the queries, keys
+and values of both as they are. Where both streams have the same weights, as in FLUX's single blocks, each has launches
+of its own with these weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.denoiser.attention import ImageAttention, launch_attention
+from model.layers.denoiser.conditions import create_bias, create_matrix
+from model.layers.denoiser.feed_forward import ModulatedFeedForward
+from model.layers.launch import Argument, Launch, StepShape, Value, count_product_work
+from model.layers.layer import Constant, Stateless, States
+from model.layers.projection import Projection
+from model.layers.softmax import attend
+from model.layers.weight import Weight, create_argument
+
+TEXT_ROWS = "text_states"
+"""Name of the array of the text's stream, [images * text rows, hidden]."""
+_NAMES = {"x": TEXT_ROWS, "q": "text_q", "k": "text_k", "v": "text_v", "o": "text_o"}
+"""Names of the arrays of the text's stream by the names of the image's."""
+
+
+def take_text_step(step: StepShape, text_rows: int) -> StepShape:
+    """Return the step with the rows of the texts of all images instead of those of the images."""
+    return replace(step, tokens=step.sequences * text_rows)
+
+
+def move_to_text(launch: Launch) -> Launch:
+    """Return a launch with the arrays of the text's stream in place of the image's."""
+    arguments: dict[str, Argument] = {
+        parameter: replace(argument, name=_NAMES.get(argument.name, argument.name))
+        if isinstance(argument, Value)
+        else argument
+        for parameter, argument in launch.arguments.items()
+    }
+    results = tuple(_NAMES.get(name, name) for name in launch.results)
+    label = f"{launch.label} of the text".strip()
+    return replace(launch, arguments=arguments, results=results, label=label)
+
+
+@dataclass(frozen=True)
+class TextLinear(Stateless):
+    """Linear layer from an encoded text to the rows of its stream, computed by every rank.
+
+    source  name of the encoded text, [images * text_rows, inputs of the projection], an input of the step
+    """
+
+    name: str
+    source: str
+    projection: Projection
+    text_rows: int
+    component: ClassVar[str] = "embedding"
+
+    @property
+    def _matrix(self) -> Weight:
+        return replace(create_matrix(f"{self.name}.w", self.projection), reader=("qkv_projection", "w_qkv"))
+
+    @property
+    def _bias(self) -> Weight | None:
+        return create_bias(f"{self.name}.b", self.projection)
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Matrix and bias."""
+        return [weight for weight in (self._matrix, self._bias) if weight is not None]
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `qkv_projection` that writes the rows."""
+        rows = step.sequences * self.text_rows
+        matrices = self._matrix.arguments("w_qkv", step)
+        arguments: dict[str, Argument] = {
+            "x": Value(self.source, (rows, self.projection.inputs), step.activations),
+            **matrices,
+            "q_size": self.projection.outputs,
+            "bias": create_argument(self._bias, step),
+        }
+        work = count_product_work(rows, matrices["w_qkv"])
+        return (Launch("qkv_projection", arguments, (TEXT_ROWS,), work, rows, "of the text"),)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x unchanged; set the text's rows in `states`, [text_rows, outputs], rounded."""
+        text = numpy.round(states[self.source].reshape(self.text_rows, -1))
+        states[TEXT_ROWS] = numpy.round(numpy.multiply(text, self.projection))
+        return x
+
+
+@dataclass(frozen=True)
+class TextFeedForward(Stateless):
+    """Feed-forward block of the text's stream; x stays."""
+
+    block: ModulatedFeedForward
+    text_rows: int
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Matrices and biases."""
+        return self.block.weights
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `mlp` that replaces the text's rows."""
+        text_step = take_text_step(step, self.text_rows)
+        return [move_to_text(launch) for launch in self.block.launches(text_step)]
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x unchanged; replace the text's rows in `states`."""
+        text_span = Span(0, self.text_rows)
+        states[TEXT_ROWS] = self.block.reference(states[TEXT_ROWS], text_span, states, numpy)
+        return x
+
+
+@dataclass(frozen=True)
+class JointAttention(Stateless):
+    """Attention of each image's patches and its text's rows to each other.
+
+    image, text   projections of the streams, which may have the same weights; those of `text` describe x, and are used
+                  for the text's rows
+    feed_forward  block of both streams that reads the same rows as the projections and is added to the same residual,
+                  as in FLUX's single blocks; None without
+    """
+
+    name: str
+    image: ImageAttention
+    text: ImageAttention
+    text_rows: int
+    feed_forward: ModulatedFeedForward | None = None
+    component: ClassVar[str] = "attention"
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Weights of both streams, each once, and of the feed-forward block."""
+        weights = {weight.name: weight for stream in (self.image, self.text) for weight in stream.weights}
+        if self.feed_forward is not None:
+            component = self.feed_forward.component
+            weights |= {
+                weight.name: replace(weight, component=weight.component or component)
+                for weight in self.feed_forward.weights
+            }
+        return list(weights.values())
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Return the functions that compute the tables of the image's rotation, by array name."""
+        return self.image.constants(step)
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launches of both streams' projections, of joint attention, and of both outputs.
+
+        The feed-forward block follows the projections, because it replaces the rows that they read.
+        """
+        text_step = take_text_step(step, self.text_rows)
+        projections = [
+            self.image.launch_projection(step),
+            move_to_text(self.text.launch_projection(text_step)),
+        ]
+        q, k, v = (
+            replace(array, name=_NAMES[array.name]) for array in self.text.describe_projected(text_step)
+        )
+        attention = launch_attention(
+            *self.image.describe_projected(step), self.image.heads, step, text=(q, k, v)
+        )
+        blocks: list[Launch] = []
+        if self.feed_forward is not None:
+            blocks += self.feed_forward.launches(step)
+            blocks += map(move_to_text, self.feed_forward.launches(text_step))
+        return [
+            *projections,
+            *blocks,
+            attention,
+            *self.image.list_output_launches(step),
+            *map(move_to_text, self.text.list_output_launches(text_step)),
+        ]
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x [patches, hidden] of one image after the block; replace the text's rows in `states`."""
+        text, text_span = states[TEXT_ROWS], Span(0, self.text_rows)
+        streams = (
+            self.image.compute_heads(x, span, states, numpy),
+            self.text.compute_heads(text, text_span, states, numpy),
+        )
+        query, keys, values = (np.concatenate(arrays, axis=1) for arrays in zip(*streams))
+        joint = Span(0, span.count + self.text_rows)
+        mixed = attend(query, keys, values, self.image.heads, joint, numpy)
+        if self.feed_forward is not None:
+            x = self.feed_forward.reference(x, span, states, numpy)
+            text = self.feed_forward.reference(text, text_span, states, numpy)
+        states[TEXT_ROWS] = self.text.add_output(text, mixed[span.count :], states, numpy)
+        return self.image.add_output(x, mixed[: span.count], states, numpy)
