@@ -8,8 +8,11 @@ from typing import Any
 
 from model.device import DryDevice
 from model.errors import ModelError
+from model.layers.launch import LeastWork, WeightDtypes
+from model.loading.component import LoadedComponent
 from model.loading.weights import check_ranks
 from model.plan.prices import Price
+from model.runners.component import make_step
 from model.runners.denoise import ImageRequest, ImageRunner, Sampling
 from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines.pipeline import ImagePipeline
@@ -27,6 +30,7 @@ class ImagePlan:
     parameters     parameters of all components
     weight_bytes   bytes of their weights in the dtype of activations
     components     times of the components
+    work           least work of one pass of the denoiser over its batch on one rank
     price          price of the instance; None if unknown
     """
 
@@ -39,6 +43,7 @@ class ImagePlan:
     parameters: int
     weight_bytes: int
     components: tuple[ComponentTime, ...]
+    work: LeastWork
     price: Price | None
 
     @property
@@ -71,6 +76,10 @@ class ImagePlan:
                 f"  {component.name.replace('_', ' ')}: {component.passes} x "
                 f"{component.prediction.program_ns / 1e6:,.3f} ms = {component.total_ns / 1e6:,.2f} ms ({share:.1%})"
             )
+        attention = self.work.beside_weights / self.work.operations
+        yield (
+            f"  denoiser, a pass: {self.work.operations / 1e12:,.3g} TFLOP on a rank, {attention:.0%} in attention"
+        )
         yield f"  together: {self.total_ns / 1e6:,.2f} ms; host and runtime are not counted"
         yield f"images a second on all cores of the instance ({self.copies} at once): {self.images_per_second:,.2f}"
         if self.dollars_per_thousand is not None:
@@ -88,6 +97,8 @@ class ImagePlan:
             "weight_bytes": self.weight_bytes,
             "image_size": list(self.image_size),
             "images": self.images,
+            "denoiser_operations": self.work.operations,
+            "attention_operations": self.work.beside_weights,
             "total_ns": self.total_ns,
             "images_per_second": self.images_per_second,
             "dollars_per_thousand": self.dollars_per_thousand,
@@ -138,5 +149,13 @@ def plan_images(
         sum(component.parameters for component in pipeline.components),
         sum(component.parameters * component.activations.itemsize for component in pipeline.components),
         tuple(backend.list_times(passes)),
+        _count_work(pipeline.denoiser, next(batch for name, batch in passes if name == "denoiser"), ranks),
         price,
     )
+
+
+def _count_work(model: LoadedComponent, batch: int, ranks: int) -> LeastWork:
+    """Return the least work of one pass of a component over a batch, on one of `ranks` ranks."""
+    step = make_step(model.config, model.activations, WeightDtypes(model.activations), batch, ranks)
+    works = [launch.work for layer in model.network.layers for launch in layer.launches(step)]
+    return sum(works, LeastWork(0.0, 0.0))

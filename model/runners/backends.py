@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from model.config.component import ComponentConfig
 from model.execution.bound_launch import Device
 from model.loading.component import LoadedComponent
 from model.runners.component import Arrays, Component, KernelComponent, ReferenceComponent
@@ -30,13 +31,14 @@ class KernelBackend:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._created: dict[tuple[str, int], KernelComponent] = {}
+        self._created: dict[tuple[str, int, ComponentConfig], KernelComponent] = {}
 
     def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
         """Return the component with kernels for batches of one size."""
-        if (name, batch) not in self._created:
-            self._created[name, batch] = KernelComponent(model, self._device, batch)
-        return self._created[name, batch]
+        key = name, batch, model.config
+        if key not in self._created:
+            self._created[key] = KernelComponent(model, self._device, batch)
+        return self._created[key]
 
 
 class CountingBackend:

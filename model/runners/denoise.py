@@ -12,11 +12,13 @@ from enum import Enum
 
 import numpy as np
 
+from model.config.autoencoder import AutoencoderConfig
 from model.errors import ModelError
 from model.noise_schedules import State
 from model.runners.backends import CountingBackend
 from model.runners.component import Arrays, Component
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from model.runners.tiling import TiledComponent
 
 _CODE = "NKW-MODEL-OPTION"
 MOST_SEED = 2**64 - 1
@@ -148,7 +150,18 @@ class ImageRunner:
         return self._decode(latents, self._backend)
 
     def _decode(self, latents: np.ndarray, backend: Backend) -> np.ndarray:
-        autoencoder = backend.create(self._pipeline.autoencoder, len(latents), "autoencoder")
+        """Return the images of latent images; the autoencoder computes equal tiles of large ones, which are blended."""
+        model, config = self._pipeline.autoencoder, self._pipeline.autoencoder_config
+
+        def create(rows: int, columns: int) -> Component:
+            return backend.create(model.resize(config.with_size(rows, columns)), len(latents), "autoencoder")
+
+        tile = find_tile(config, model.activations)
+        autoencoder: Component = (
+            create(config.latent_rows, config.latent_columns)
+            if tile is None
+            else TiledComponent(create, config, tile, equal_tiles=True)
+        )
         return convert_to_bytes(autoencoder.run({"latents": self._pipeline.unscale(latents)})["x"])
 
     @property
@@ -189,6 +202,23 @@ def _predict(denoiser: Component, inputs: Arrays, encoded: Arrays, sampling: Sam
         halves = [{name: np.split(array, 2)[half] for name, array in encoded.items()} for half in (0, 1)]
         without, conditioned = (denoiser.run({**inputs, **half})["x"] for half in halves)
     return without + np.float32(sampling.guidance) * (conditioned - without)
+
+
+_MOST_ATTENDED = {4: 44, 2: 64}
+"""Rows and columns of the largest latent images whose pixels attend to each other, by bytes of an activation.
+
+Attention of one head of 512 channels takes 4,096 rows in bfloat16 and 2,048 in float32.
+"""
+
+
+def find_tile(config: AutoencoderConfig, activations: np.dtype) -> int | None:
+    """Return rows and columns of the tiles in which latent images are decoded; None if they are decoded whole.
+
+    diffusers decodes them whole unless it is asked for tiles.
+    """
+    tile = _MOST_ATTENDED[activations.itemsize]
+    is_large = config.latent_rows * config.latent_columns > tile * tile
+    return tile if config.mid_block_add_attention and is_large else None
 
 
 def convert_to_bytes(images: np.ndarray) -> np.ndarray:

@@ -9,15 +9,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from model.config.autoencoder import AutoencoderConfig
 from model.config.fields import Fields
 from model.errors import ModelError
 from model.families.registry import compose, read
 from model.noise_schedules import read_schedule
 from model.runners.backends import KernelBackend, ReferenceBackend
-from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling, convert_to_bytes
+from model.runners.denoise import (
+    Drawing,
+    Guidance,
+    ImageRequest,
+    ImageRunner,
+    Sampling,
+    convert_to_bytes,
+    find_tile,
+)
 from model.runners.pipelines import open_pipeline
 from tests.model.pipeline_oracles import (
     AUTOENCODER,
@@ -302,3 +312,29 @@ def test_refuses_a_folder_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder"):
         open_pipeline(tmp_path / "nothing")
     assert FLOW["_class_name"] in CASES["flow"].scheduler.values()
+
+
+def test_large_images_are_decoded_in_tiles() -> None:
+    small = AutoencoderConfig(
+        rows=64 * 64,
+        in_channels=3,
+        out_channels=3,
+        latent_channels=4,
+        block_out_channels=(16, 16),
+        layers_per_block=1,
+        norm_num_groups=8,
+        sample_size=128,
+        scaling_factor=1.0,
+        shift_factor=0.0,
+        force_upcast=False,
+        use_quant_conv=True,
+        use_post_quant_conv=True,
+        mid_block_add_attention=True,
+        latent_rows=64,
+        latent_columns=64,
+    )
+    bfloat16, float32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+    assert find_tile(small, bfloat16) is None and find_tile(small, float32) == 44
+    assert find_tile(small.with_size(44, 44), float32) is None
+    assert find_tile(small.with_size(64, 65), bfloat16) == 64
+    assert find_tile(replace(small.with_size(64, 65), mid_block_add_attention=False), bfloat16) is None
