@@ -56,8 +56,8 @@ def build_projections(
         inputs: Names of the projections of queries, keys and values.
         output: Name of the output projection.
     """
-    query, key, value = (build_linear(f"{tensor}.{name}", hidden, hidden, bias) for name in inputs)
-    return AttentionProjections((query, key, value), build_linear(f"{tensor}.{output}", hidden, hidden))
+    projections = tuple(build_linear(f"{tensor}.{name}", hidden, hidden, bias) for name in inputs)
+    return AttentionProjections(projections, build_linear(f"{tensor}.{output}", hidden, hidden))
 
 
 def build_feed_forward(name: str, tensor: str, hidden: int, norm: ModulatedNorm) -> ModulatedFeedForward:

@@ -23,6 +23,7 @@ class ImagePlan:
     """Predicted times of a batch of images on some ranks of an instance.
 
     image_size     rows and columns of an image in pixels
+    tokens         patches of an image in the denoiser
     images         images of a batch
     ranks          tensor-parallel ranks that draw a batch
     lnc            physical cores of a rank
@@ -36,6 +37,7 @@ class ImagePlan:
 
     target: str
     image_size: tuple[int, int]
+    tokens: int
     images: int
     ranks: int
     lnc: int
@@ -69,7 +71,7 @@ class ImagePlan:
         yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
         batch = "one image" if self.images == 1 else f"{self.images} images"
         cores = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} of {self.target} (LNC {self.lnc})"
-        yield f"{batch} of {columns}x{rows} pixels on {cores}, program order:"
+        yield f"{batch} of {columns}x{rows} pixels, {self.tokens:,} tokens, on {cores}, program order:"
         for component in self.components:
             share = component.total_ns / self.total_ns
             yield (
@@ -96,6 +98,7 @@ class ImagePlan:
             "parameters": self.parameters,
             "weight_bytes": self.weight_bytes,
             "image_size": list(self.image_size),
+            "tokens": self.tokens,
             "images": self.images,
             "denoiser_operations": self.work.operations,
             "attention_operations": self.work.beside_weights,
@@ -142,6 +145,7 @@ def plan_images(
     return ImagePlan(
         target,
         pipeline.image_size,
+        pipeline.denoiser_config.rows,
         images,
         ranks,
         lnc,

@@ -57,7 +57,7 @@ def test_the_command_plans_a_folder_without_weights(
     words = ["plan", str(configs), "--instance", "inf2.xlarge", "--tp", "2", "--steps", "3"]
     assert main([*words, "--json", str(document)]) == 0
     text = capsys.readouterr().out
-    assert "one image of 16x16 pixels on 2 ranks of inf2" in text and "$ for 1,000 images" in text
+    assert "one image of 16x16 pixels, 16 tokens, on 2 ranks of inf2" in text and "$ for 1,000 images" in text
     assert max(map(len, text.splitlines())) <= 80
     contents = json.loads(document.read_text())
     assert contents["copies"] == 1 and contents["ranks"] == 2
