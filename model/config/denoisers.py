@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from model.config.component import ComponentConfig
 from model.config.fields import Fields
+from model.errors import ModelError
 
 D = TypeVar("D", bound="DenoiserConfig")
 
@@ -93,6 +94,40 @@ class FluxConfig(DenoiserConfig):
     pooled_size: int
     has_guidance: bool
     rotation: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SD3Config(DenoiserConfig):
+    """Config of an SD3 denoiser: blocks with weights for each of two streams; the last one has no text after it.
+
+    layers          blocks
+    second_layers   numbers of the blocks in which the image attends to itself too
+    pooled_size     elements of a pooled text
+    has_head_norms  whether queries and keys are normalised head by head
+    most_patches    rows and columns of patches for which the checkpoint has positions
+    """
+
+    layers: int
+    second_layers: tuple[int, ...]
+    pooled_size: int
+    has_head_norms: bool
+    most_patches: int
+
+    def with_size(self: D, rows: int, columns: int, text_rows: int) -> D:
+        """Return the denoiser for latent images of another size and texts of another length.
+
+        Raises:
+            ModelError: The checkpoint has no positions for so many patches.
+        """
+        resized = super().with_size(rows, columns, text_rows)
+        assert isinstance(resized, SD3Config)
+        if max(resized.patches) > resized.most_patches:
+            raise ModelError(
+                f"latents of {rows} x {columns} have {' x '.join(map(str, resized.patches))} patches; positions are "
+                f"stored for at most {resized.most_patches} x {resized.most_patches}",
+                "NKW-MODEL-OPTION",
+            )
+        return cast(D, resized)
 
 
 def check_divisible(fields: Fields, name: str, size: int, patch_size: int) -> None:

@@ -18,27 +18,20 @@ from model.config.denoisers import FluxConfig
 from model.config.fields import Fields
 from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, read_layer_count
 from model.families.denoisers import (
-    EMBEDDING,
-    EPS,
     POOLED,
     TEXT,
     TIMESTEPS,
-    build_feed_forward,
     build_linear,
     build_projections,
     build_time_text_embedding,
-    describe_heads,
 )
+from model.families.joint_blocks import JointBlocks
 from model.layers.attention_heads import AttentionProjections
-from model.layers.denoiser.attention import ImageAttention
-from model.layers.denoiser.conditions import ConditionRows
 from model.layers.denoiser.feed_forward import ModulatedFeedForward
-from model.layers.denoiser.joint_attention import JointAttention, TextFeedForward, TextLinear
-from model.layers.denoiser.modulation import ModulatedNorm
-from model.layers.denoiser.patches import LATENTS, PatchInput, PatchOutput
-from model.layers.denoiser.rotation import AxialRotation, ShiftedHeadNorm, order_pairs
+from model.layers.denoiser.joint_attention import JointAttention, TextLinear
+from model.layers.denoiser.patches import LATENTS, PatchInput
+from model.layers.denoiser.rotation import AxialRotation
 from model.layers.launch import FLOAT32
-from model.layers.norm import Norm
 from model.network import Input, Network, Section
 
 GUIDANCE = "guidance"
@@ -46,7 +39,6 @@ GUIDANCE = "guidance"
 _PATCH = 2
 _TEXT_ROWS = 512
 _LATENT_SIZE = 128
-_CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
 
 
 def read_flux(fields: Fields) -> FluxConfig:
@@ -119,127 +111,31 @@ def compose(config: FluxConfig) -> Network:
     }
     if guidance:
         inputs[GUIDANCE] = Input(GUIDANCE, dtype=FLOAT32)
-    double = (_build_double(config, number) for number in range(config.double_layers))
-    single = (_build_single(config, number) for number in range(config.single_layers))
-    return Network((first, *double, *single, _build_last(config)), inputs, ("x",))
-
-
-def _build_modulation(config: FluxConfig, name: str, tensor: str, chunks: tuple[str, ...]) -> ConditionRows:
-    """Return the layer that writes modulation rows from the embedding, named `chunks`."""
-    hidden = config.hidden_size
-    linear = build_linear(f"{tensor}.linear", len(chunks) * hidden, hidden)
-    return ConditionRows(name, EMBEDDING, linear, chunks, is_divided=True)
-
-
-def _build_attention(
-    config: FluxConfig,
-    name: str,
-    norm: ModulatedNorm,
-    projections: AttentionProjections,
-    head_norms: tuple[str, str],
-    rotates: bool,
-) -> ImageAttention:
-    """Return the projections of a stream in joint attention.
-
-    Args:
-        config: The denoiser.
-        name: Name of the layer.
-        norm: Norm and gate of the stream.
-        projections: Projections of the stream.
-        head_norms: Tensors of the norms of query and key heads.
-        rotates: Whether positions turn the heads; all rows of a text have position 0.
-    """
-    order = order_pairs(config.head_dim)
-    query_norm, key_norm = (
-        ShiftedHeadNorm(f"{name}.{letter}_norm", tensor, config.head_dim, EPS, order=order)
-        for letter, tensor in zip("qk", head_norms)
+    blocks = JointBlocks(config, True, AxialRotation(config.patches, config.rotation))
+    double = (
+        blocks.build_double(f"double.{number}", f"transformer_blocks.{number}")
+        for number in range(config.double_layers)
     )
-    norms: tuple[Norm, Norm] = (query_norm, key_norm)
-    return ImageAttention(
-        name,
-        config.hidden_size,
-        describe_heads(config.heads, config.head_dim),
-        None,
-        projections,
-        norms,
-        modulation=norm,
-        rotation=AxialRotation(config.patches, config.rotation) if rotates else None,
-        order=order,
-    )
+    single = (_build_single(blocks, number) for number in range(config.single_layers))
+    return Network((first, *double, *single, blocks.build_last(channel_first=True)), inputs, ("x",))
 
 
-def _build_double(config: FluxConfig, number: int) -> Section:
-    """Return the layers of a block with weights for each stream."""
-    hidden, name, tensor = config.hidden_size, f"double.{number}", f"transformer_blocks.{number}"
-    streams = []
-    for stream, suffix, prefix in (("image", "", ""), ("text", "_context", "added_")):
-        chunks = tuple(f"{name}.{stream}.{chunk}" for chunk in _CHUNKS)
-        attention_norm, mlp_norm = (
-            ModulatedNorm(hidden, EPS, shift, scale, gate) for shift, scale, gate in (chunks[:3], chunks[3:])
-        )
-        inputs, output = (
-            (("to_q", "to_k", "to_v"), "to_out.0")
-            if stream == "image"
-            else (("add_q_proj", "add_k_proj", "add_v_proj"), "to_add_out")
-        )
-        attention = _build_attention(
-            config,
-            f"{name}.{stream}.attention",
-            attention_norm,
-            build_projections(f"{tensor}.attn", hidden, inputs=inputs, output=output),
-            (f"{tensor}.attn.norm_{prefix}q.weight", f"{tensor}.attn.norm_{prefix}k.weight"),
-            rotates=stream == "image",
-        )
-        modulation = _build_modulation(
-            config, f"{name}.{stream}.modulation", f"{tensor}.norm1{suffix}", chunks
-        )
-        block = build_feed_forward(f"{name}.{stream}.mlp", f"{tensor}.ff{suffix}", hidden, mlp_norm)
-        streams.append((modulation, attention, block))
-    (image_modulation, image, image_block), (text_modulation, text, text_block) = streams
-    return (
-        image_modulation,
-        text_modulation,
-        JointAttention(f"{name}.attention", image, text, config.text_rows),
-        image_block,
-        TextFeedForward(text_block, config.text_rows),
-    )
-
-
-def _build_single(config: FluxConfig, number: int) -> Section:
+def _build_single(blocks: JointBlocks, number: int) -> Section:
     """Return the layers of a block with the same weights for both streams."""
+    config = blocks.config
     hidden, name, tensor = config.hidden_size, f"single.{number}", f"single_transformer_blocks.{number}"
     chunks = (f"{name}.shift", f"{name}.scale", f"{name}.gate")
-    norm = ModulatedNorm(hidden, EPS, *chunks)
+    norm = blocks.build_norm(*chunks)
     output, down = build_linear(f"{tensor}.proj_out", hidden, 5 * hidden).split_inputs((hidden, 4 * hidden))
-    inputs = build_projections(f"{tensor}.attn", hidden).inputs
+    projections = AttentionProjections(build_projections(f"{tensor}.attn", hidden).inputs, output)
     head_norms = (f"{tensor}.attn.norm_q.weight", f"{tensor}.attn.norm_k.weight")
     image, text = (
-        _build_attention(
-            config, f"{name}.attention", norm, AttentionProjections(inputs, output), head_norms, rotates
-        )
-        for rotates in (True, False)
+        blocks.build_attention(f"{name}.attention", norm, projections, head_norms, stream)
+        for stream in ("image", "text")
     )
     up = build_linear(f"{tensor}.proj_mlp", 4 * hidden, hidden)
     block = ModulatedFeedForward(f"{name}.mlp", hidden, None, None, up, down, "gelu_tanh", modulation=norm)
     return (
-        _build_modulation(config, f"{name}.modulation", f"{tensor}.norm", chunks),
+        blocks.build_modulation(f"{name}.modulation", f"{tensor}.norm", chunks),
         JointAttention(f"{name}.attention", image, text, config.text_rows, block),
-    )
-
-
-def _build_last(config: FluxConfig) -> Section:
-    """Return the modulation of the last norm, and the layer that makes images of rows."""
-    hidden, channels = config.hidden_size, config.channels
-    chunks = ("last_scale", "last_shift")
-    return (
-        _build_modulation(config, "last.modulation", "norm_out", chunks),
-        PatchOutput(
-            "last",
-            ModulatedNorm(hidden, EPS, shift="last_shift", scale="last_scale"),
-            build_linear("proj_out", _PATCH * _PATCH * channels, hidden),
-            config.patches,
-            _PATCH,
-            channels,
-            channel_first=True,
-        ),
     )

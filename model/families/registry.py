@@ -90,6 +90,7 @@ FAMILIES: dict[str, Family] = {
     "llada": Family("model.families.llada", "read_llada", "LLaDAModelLM", MASKED_TEXT),
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
     "FluxTransformer2DModel": Family("model.families.flux", "read_flux", "FluxTransformer2DModel", DENOISER),
+    "SD3Transformer2DModel": Family("model.families.sd3", "read_sd3", "SD3Transformer2DModel", DENOISER),
 }
 
 

@@ -111,6 +111,25 @@ def describe_flux(fields: dict[str, Any], size: tuple[int, int], **options: Any)
     )
 
 
+SD3 = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "num_layers": 2,
+    "sample_size": 8,
+    "joint_attention_dim": 24,
+    "caption_projection_dim": 32,
+    "pooled_projection_dim": 20,
+    "pos_embed_max_size": 7,
+}
+
+
+def describe_sd3(fields: dict[str, Any], size: tuple[int, int]) -> Case:
+    """Return a case of SD3."""
+    return Case("SD3Transformer2DModel", SD3 | fields, size, (7, 24), (), (999.0, 37.5), pooled=20)
+
+
 CASES = {
     "pixart": Case("PixArtTransformer2DModel", PIXART, (8, 8), (7, 32)),
     "pixart other size": Case(
@@ -130,6 +149,10 @@ CASES = {
     "flux without guidance, other sizes": describe_flux(
         {"guidance_embeds": False, "num_attention_heads": 4, "num_layers": 1, "num_single_layers": 1},
         (6, 14),
+    ),
+    "sd3": describe_sd3({}, (8, 8)),
+    "sd3 with second attention and head norms": describe_sd3(
+        {"num_layers": 3, "dual_attention_layers": [0, 2], "qk_norm": "rms_norm"}, (6, 14)
     ),
 }
 
@@ -159,11 +182,10 @@ def record(case: Case) -> np.ndarray:
 
     module = getattr(diffusers, case.class_name).from_config(case.config).eval()
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(torch.from_numpy(draw_weight(name, tuple(parameter.shape))))
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(torch.from_numpy(draw_weight(name, tuple(tensor.shape))))
         inputs = {name: torch.from_numpy(array) for name, array in case.draw_inputs().items()}
-        run = {"PixArtTransformer2DModel": _run_pixart, "FluxTransformer2DModel": _run_flux}[case.class_name]
-        images: np.ndarray = run(module, inputs).numpy()
+        images: np.ndarray = _RUNS[case.class_name](module, inputs).numpy()
     return images
 
 
@@ -202,6 +224,25 @@ def _run_flux(module: Any, inputs: Mapping[str, Any]) -> Any:
         return_dict=False,
     )[0]
     return FluxPipeline._unpack_latents(output, 8 * rows, 8 * columns, 8)
+
+
+def _run_sd3(module: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of diffusers' SD3."""
+    return module(
+        inputs["latents"],
+        encoder_hidden_states=inputs["text"],
+        pooled_projections=inputs["pooled"],
+        timestep=inputs["timesteps"][:, 0],
+        return_dict=False,
+    )[0]
+
+
+_RUNS = {
+    "PixArtTransformer2DModel": _run_pixart,
+    "FluxTransformer2DModel": _run_flux,
+    "SD3Transformer2DModel": _run_sd3,
+}
+"""Function that runs a class of diffusers on the inputs of a case."""
 
 
 def read_recordings() -> dict[str, np.ndarray]:

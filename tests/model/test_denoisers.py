@@ -95,7 +95,7 @@ def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
     np.testing.assert_allclose(images, expected, rtol=0, atol=bound_error(expected, UNIT, case))
 
 
-@pytest.mark.parametrize("name", ["pixart", "flux with guidance"])
+@pytest.mark.parametrize("name", ["pixart", "flux with guidance", "sd3"])
 def test_images_of_a_batch_equal_the_images_alone(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     reference = ReferenceComponent(open_case(case, tmp_path))
@@ -144,6 +144,34 @@ def test_refuses_what_no_layer_computes(fields: dict[str, object], message: str,
 )
 def test_refuses_flux_configs(fields: dict[str, object], message: str, tmp_path: Path) -> None:
     check_refusal(CASES["flux with guidance"], fields, message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sample_size": 9}, "sample_size: 9 is not a multiple of patch_size, 2"),
+        ({"out_channels": 8}, "out_channels: 8 is not in_channels, 4"),
+        ({"caption_projection_dim": 48}, "caption_projection_dim: 48 is not the hidden size, 32"),
+        ({"qk_norm": "layer_norm"}, "qk_norm: 'layer_norm'; the only norm"),
+        ({"pos_embed_max_size": 3}, "pos_embed_max_size: 3 is below 4"),
+        ({"dual_attention_layers": [2]}, "dual_attention_layers: [2] is no list of numbers below 2"),
+        ({"dual_attention_layers": 1}, "dual_attention_layers: 1 is no list of numbers below 2"),
+        ({"new_field": 3}, "new_field: the field is not known"),
+    ],
+)
+def test_refuses_sd3_configs(fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    check_refusal(CASES["sd3"], fields, message, tmp_path)
+
+
+def test_sd3_takes_as_many_patches_as_it_has_positions(tmp_path: Path) -> None:
+    config = open_case(CASES["sd3"], tmp_path).config
+    assert isinstance(config, DenoiserConfig)
+    for columns in (12, 14):
+        assert config.with_size(8, columns, 7).patches == (4, columns // 2)
+    with pytest.raises(
+        ModelError, match="latents of 8 x 16 have 4 x 8 patches; positions are stored for at most 7"
+    ):
+        config.with_size(8, 16, 7)
 
 
 @pytest.mark.parametrize("fields", [{"out_channels": 16}, {"patch_size": 1}, {"out_channels": None}])

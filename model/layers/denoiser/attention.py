@@ -60,6 +60,14 @@ class ImageAttention(AttentionHeads, Stateless):
         assert all(norm.eps == self.modulation.eps for norm in self.head_norms)  # the kernel has one eps
         return self.modulation
 
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Weights of projections and norms; without a gate there is no output projection."""
+        if self._modulation.gate:
+            return super().weights
+        names = (f"{self.name}.w_o", f"{self.name}.b_o")
+        return [weight for weight in super().weights if weight.name not in names]
+
     def _list_norm_arguments(self, step: StepShape) -> dict[str, Argument]:
         return self._modulation.list_arguments(step)
 

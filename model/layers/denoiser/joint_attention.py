@@ -25,8 +25,10 @@ from model.layers.weight import Weight, create_argument
 
 TEXT_ROWS = "text_states"
 """Name of the array of the text's stream, [images * text rows, hidden]."""
-_NAMES = {"x": TEXT_ROWS, "q": "text_q", "k": "text_k", "v": "text_v", "o": "text_o"}
+_TEXT_NAMES = {"x": TEXT_ROWS, "q": "text_q", "k": "text_k", "v": "text_v", "o": "text_o"}
 """Names of the arrays of the text's stream by the names of the image's."""
+_SECOND_NAMES = {"q": "second_q", "k": "second_k", "v": "second_v", "o": "second_o"}
+"""Names of the arrays of the second attention of an image by the names of the first."""
 
 
 def take_text_step(step: StepShape, text_rows: int) -> StepShape:
@@ -36,14 +38,24 @@ def take_text_step(step: StepShape, text_rows: int) -> StepShape:
 
 def move_to_text(launch: Launch) -> Launch:
     """Return a launch with the arrays of the text's stream in place of the image's."""
+    return _rename_arrays(launch, _TEXT_NAMES, "of the text")
+
+
+def _rename_arrays(launch: Launch, names: Mapping[str, str], label: str) -> Launch:
+    """Return a launch with other arrays.
+
+    Args:
+        launch: The launch.
+        names: New names by old names; others stay.
+        label: Label that distinguishes the launch in reports.
+    """
     arguments: dict[str, Argument] = {
-        parameter: replace(argument, name=_NAMES.get(argument.name, argument.name))
+        parameter: replace(argument, name=names.get(argument.name, argument.name))
         if isinstance(argument, Value)
         else argument
         for parameter, argument in launch.arguments.items()
     }
-    results = tuple(_NAMES.get(name, name) for name in launch.results)
-    label = f"{launch.label} of the text".strip()
+    results = tuple(names.get(name, name) for name in launch.results)
     return replace(launch, arguments=arguments, results=results, label=label)
 
 
@@ -125,6 +137,7 @@ class JointAttention(Stateless):
                   for the text's rows
     feed_forward  block of both streams that reads the same rows as the projections and is added to the same residual,
                   as in FLUX's single blocks; None without
+    second        projections with which the image attends to itself too, from the same rows (SD3.5); None without
     """
 
     name: str
@@ -132,12 +145,14 @@ class JointAttention(Stateless):
     text: ImageAttention
     text_rows: int
     feed_forward: ModulatedFeedForward | None = None
+    second: ImageAttention | None = None
     component: ClassVar[str] = "attention"
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Weights of both streams, each once, and of the feed-forward block."""
-        weights = {weight.name: weight for stream in (self.image, self.text) for weight in stream.weights}
+        """Weights of both streams, each once, of the second attention and of the feed-forward block."""
+        attentions = [self.image, self.text, *([] if self.second is None else [self.second])]
+        weights = {weight.name: weight for attention in attentions for weight in attention.weights}
         if self.feed_forward is not None:
             component = self.feed_forward.component
             weights |= {
@@ -153,29 +168,38 @@ class JointAttention(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of both streams' projections, of joint attention, and of both outputs.
 
-        The feed-forward block follows the projections, because it replaces the rows that they read.
+        All projections precede outputs and the feed-forward block, which replace the rows that they read.
         """
         text_step = take_text_step(step, self.text_rows)
-        projections = [
-            self.image.launch_projection(step),
-            move_to_text(self.text.launch_projection(text_step)),
-        ]
-        q, k, v = (
-            replace(array, name=_NAMES[array.name]) for array in self.text.describe_projected(text_step)
-        )
+        text = self.text.describe_projected(text_step)
         attention = launch_attention(
-            *self.image.describe_projected(step), self.image.heads, step, text=(q, k, v)
+            *self.image.describe_projected(step),
+            self.image.heads,
+            step,
+            text=(
+                replace(text[0], name="text_q"),
+                replace(text[1], name="text_k"),
+                replace(text[2], name="text_v"),
+            ),
         )
         blocks: list[Launch] = []
         if self.feed_forward is not None:
             blocks += self.feed_forward.launches(step)
             blocks += map(move_to_text, self.feed_forward.launches(text_step))
+        second: list[Launch] = []
+        if self.second is not None:
+            second += [
+                _rename_arrays(launch, _SECOND_NAMES, "second") for launch in self.second.launches(step)
+            ]
         return [
-            *projections,
+            self.image.launch_projection(step),
+            move_to_text(self.text.launch_projection(text_step)),
+            *second[:1],
             *blocks,
             attention,
             *self.image.list_output_launches(step),
             *map(move_to_text, self.text.list_output_launches(text_step)),
+            *second[1:],
         ]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
@@ -192,4 +216,9 @@ class JointAttention(Stateless):
             x = self.feed_forward.reference(x, span, states, numpy)
             text = self.feed_forward.reference(text, text_span, states, numpy)
         states[TEXT_ROWS] = self.text.add_output(text, mixed[span.count :], states, numpy)
-        return self.image.add_output(x, mixed[: span.count], states, numpy)
+        first = self.image.add_output(x, mixed[: span.count], states, numpy)
+        if self.second is None:
+            return first
+        query, keys, values = self.second.compute_heads(x, span, states, numpy)
+        mixed = attend(query, keys, values, self.second.heads, span, numpy)
+        return self.second.add_output(first, mixed, states, numpy)

@@ -82,6 +82,53 @@ class PositionTable:
 
 
 @dataclass(frozen=True)
+class Cropped(Cut):
+    """Cut of the middle of a square table [1, most * most, size] as [rows * columns, size] on every rank."""
+
+    most: int
+    patches: tuple[int, int]
+
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
+        """Return (rows * columns, size)."""
+        return prod(self.patches), tensor_shape[-1]
+
+    def take(self, tensor: StoredWeight, shard: Shard) -> np.ndarray:
+        """Return a copy of the middle rows and columns of the table."""
+        return self.crop(np.asarray(tensor))
+
+    def crop(self, table: np.ndarray) -> np.ndarray:
+        """Return a copy of the middle rows and columns; with an odd rest there is one more after them than before."""
+        (top, rows), (left, columns) = (((self.most - count) // 2, count) for count in self.patches)
+        grid = table.reshape(self.most, self.most, -1)
+        return grid[top : top + rows, left : left + columns].reshape(rows * columns, -1).copy()
+
+
+@dataclass(frozen=True)
+class StoredPositions:
+    """Table of positions in a checkpoint, [1, most * most, size], of which an image takes the middle.
+
+    tensor   checkpoint tensor
+    most     rows and columns of the table
+    patches  rows and columns of patches
+    size     elements of a hidden state
+    """
+
+    tensor: str
+    most: int
+    patches: tuple[int, int]
+    size: int
+
+    def describe_weight(self, name: str) -> Weight:
+        """Return the table of an image as a weight called `name`."""
+        cut = Cropped(self.most, self.patches)
+        return Weight(name, (Tensor(self.tensor, (1, self.most**2, self.size), cut),))
+
+    def load(self, numpy: Arithmetic) -> np.ndarray:
+        """Return the table of an image for a reference, float32 [patches, size]."""
+        return Cropped(self.most, self.patches).crop(numpy.load_tensor(self.tensor))
+
+
+@dataclass(frozen=True)
 class PatchInput(Stateless):
     """First layer: x [images * patches, hidden] = patches of the latent images times a matrix, plus positions.
 
@@ -96,7 +143,7 @@ class PatchInput(Stateless):
     hidden: int
     patch_size: int
     shape: tuple[int, int, int]
-    positions: PositionTable | None
+    positions: PositionTable | StoredPositions | None
     is_matrix: bool = False
     component: ClassVar[str] = "embedding"
 
@@ -112,12 +159,17 @@ class PatchInput(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Matrix and bias."""
-        return (self._matrix, self._bias)
+        """Matrix, bias, and the table of positions if the checkpoint has one."""
+        weights = (self._matrix, self._bias)
+        if isinstance(self.positions, StoredPositions):
+            return (*weights, self.positions.describe_weight(f"{self.name}.positions"))
+        return weights
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the function that computes the table of positions, if there is one."""
-        return {} if self.positions is None else {f"{self.name}.positions": self.positions}
+        if isinstance(self.positions, PositionTable):
+            return {f"{self.name}.positions": self.positions}
+        return {}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `patch_embedding` that writes x."""
@@ -131,7 +183,10 @@ class PatchInput(Stateless):
         x = Value("x", (step.tokens, self.hidden), step.activations)
         moved = sum(array.nbytes for array in (latents, matrix, x))
         if self.positions is not None:
-            table = Value(f"{self.name}.positions", (step.tokens // step.sequences, self.hidden), FLOAT32)
+            name = f"{self.name}.positions"
+            table = Value(name, (step.tokens // step.sequences, self.hidden), FLOAT32)
+            if isinstance(self.positions, StoredPositions):
+                table = self.positions.describe_weight(name).value(step)
             arguments["added"] = table
             moved += table.nbytes
         operations = 2.0 * step.tokens * prod(matrix.shape)
@@ -147,7 +202,11 @@ class PatchInput(Stateless):
         patches = cells.transpose(1, 3, 0, 2, 4).reshape(-1, channels * patch * patch)
         matrix = numpy.load_tensor(f"{self.tensor}.weight").reshape(self.hidden, -1)
         y = patches @ matrix.T + numpy.load_tensor(f"{self.tensor}.bias")
-        return numpy.round(y if self.positions is None else y + self.positions(Shard(0, 1)))
+        if isinstance(self.positions, PositionTable):
+            y = y + self.positions(Shard(0, 1))
+        elif self.positions is not None:
+            y = y + self.positions.load(numpy)
+        return numpy.round(y)
 
 
 @dataclass(frozen=True)
