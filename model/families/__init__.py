@@ -16,7 +16,7 @@ from model.config.folder import check_inside, check_model_folder, find_config_fi
 from model.config.published import check_config_path
 from model.config.quantization import read_config_fields
 from model.errors import ModelError
-from model.families.registry import FAMILIES, Family, compose, list_single_step_tasks, read
+from model.families.registry import FAMILIES, compose, list_single_step_tasks, read
 from model.families.stand_in import find_nearest_family, read_stand_in
 from model.families.tasks import SPEECH, TEXT, C, Task
 from model.layers import find_unsupported
@@ -132,7 +132,7 @@ def read_record(path: Path, family: str | None = None) -> Config:
         advice = (
             f"{meant or ';'} --as {nearest} plans the nearest known family and says what it ignores"
             if nearest
-            else _list_known(str(model_type), sorted(_list_whole_models()))
+            else _list_known(str(model_type), sorted(_list_models(FAMILIES)))
         )
         raise fields.error("model_type", f"{model_type!r:.60} is not known{advice}")
     return read(model_type, fields)
@@ -147,7 +147,7 @@ def _find_model_type(fields: Fields) -> str:
     """
     architectures, model_type = fields.get("architectures", None), fields.get("model_type", None)
     generated: dict[str, str] = {}
-    for name, row in _list_whole_models().items():
+    for name, row in FAMILIES.items():
         # Of rows with one architecture that of the config's own model type counts, else the first.
         if row.architecture and (name == model_type or row.architecture not in generated):
             generated[row.architecture] = name
@@ -177,9 +177,9 @@ def _find_model_type(fields: Fields) -> str:
     raise fields.error("architectures", f"{problem}{_list_known(name, generated)}")
 
 
-def _list_whole_models() -> dict[str, Family]:
-    """Return the registry's rows by model type without components, which are no models of their own."""
-    return {name: row for name, row in FAMILIES.items() if not issubclass(row.task.record, ComponentConfig)}
+def _list_models(model_types: Iterable[str]) -> list[str]:
+    """Return the model types that are models of their own, and no components of a diffusion model."""
+    return [name for name in model_types if not issubclass(FAMILIES[name].task.record, ComponentConfig)]
 
 
 _KNOWN_CHARACTERS = 100

@@ -27,17 +27,22 @@ class ReferenceBackend:
 
 
 class KernelBackend:
-    """Backend with kernels on a device; a component is put on the device once for each size of batches."""
+    """Backend with kernels on a device; a component is put on the device once for each size of batches.
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    Args:
+        device: The device.
+        groups: Data-parallel groups of its ranks, which share each batch. With two, guidance has a pass on each.
+    """
+
+    def __init__(self, device: Device, groups: int = 1) -> None:
+        self._device, self._groups = device, groups
         self._created: dict[tuple[str, int, ComponentConfig], KernelComponent] = {}
 
     def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
         """Return the component with kernels for batches of one size."""
         key = name, batch, model.config
         if key not in self._created:
-            self._created[key] = KernelComponent(model, self._device, batch)
+            self._created[key] = KernelComponent(model, self._device, batch, groups=self._groups)
         return self._created[key]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from model.config.component import ComponentConfig
 from model.execution.bound_launch import Device
-from model.execution.launched_network import LaunchedNetwork, Progress
+from model.execution.launched_network import LaunchedNetwork, Progress, RankArrays
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import States
@@ -83,8 +83,9 @@ class KernelComponent:
         model: The opened component, whose config has the size of its inputs.
         device: The device, whose ranks divide the component.
         batch: Number of images or texts.
-        shards: Weights of all ranks; None to load them.
+        shards: Weights of all tensor-parallel ranks; None to load them.
         progress: Called when sections of the network are finished.
+        groups: Data-parallel groups of the device's ranks, which share the batch; each has all weights.
     """
 
     def __init__(
@@ -94,27 +95,45 @@ class KernelComponent:
         batch: int,
         shards: Sequence[RankWeights] | None = None,
         progress: Progress = lambda done, sections: None,
+        groups: int = 1,
     ) -> None:
-        mesh, network = Mesh(device.ranks), model.network
+        mesh, network = Mesh(device.ranks // groups, groups), model.network
         shards = model.load_shards(mesh) if shards is None else shards
-        step = make_step(model.config, shards[0].dtype, shards[0].dtypes, batch, mesh.tensor)
-        self._device, self._network, self._step, self._batch = device, network, step, batch
+        group_batch = mesh.count_group_sequences(batch)
+        step = make_step(model.config, shards[0].dtype, shards[0].dtypes, group_batch, mesh.tensor)
+        self._device, self._mesh, self._step, self._batch = device, mesh, step, batch
         self._shapes = _list_input_shapes(network, step)
         self._launched = LaunchedNetwork(network, shards, device, step, mesh, f"a batch of {batch}", progress)
 
     def create_inputs(self) -> Arrays:
         """Return zeros as the inputs of a batch, for dry runs."""
-        return {name: np.zeros(shape, FLOAT32) for name, shape in self._shapes.items()}
+        rows = self._batch, self._step.sequences
+        return {
+            name: np.zeros((rows[0], shape[0] // rows[1], *shape[1:]), FLOAT32)
+            for name, shape in self._shapes.items()
+        }
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs by name, float32 [batch, ...] each; see `Component`."""
-        arrays = {name: np.reshape(array, (1, *self._shapes[name])) for name, array in inputs.items()}
+        groups, sequences = self._mesh.data, self._step.sequences
+        padding = groups * sequences - self._batch
+        arrays = {
+            name: np.concatenate([array, *[array[-1:]] * padding]).reshape(groups, *self._shapes[name])
+            for name, array in inputs.items()
+        }
         with self._device.session():
             outputs = self._launched.run(self._step, arrays)
-        return {
-            name: _split_batch(np.asarray(ranks[0]).astype(FLOAT32), self._batch)
-            for name, ranks in outputs.items()
-        }
+        return {name: self._join_groups(arrays) for name, arrays in outputs.items()}
+
+    def _join_groups(self, arrays: RankArrays) -> np.ndarray:
+        """Return an output as float32 [batch, ...] from its arrays on the ranks, equal on those of a group.
+
+        A dry run has the array of rank 0 alone, which stands for those of all groups.
+        """
+        first_ranks = range(0, self._mesh.ranks, self._mesh.tensor)
+        groups = [arrays[rank if rank < len(arrays) else 0] for rank in first_ranks]
+        batches = [_split_batch(np.asarray(group).astype(FLOAT32), self._step.sequences) for group in groups]
+        return np.concatenate(batches)[: self._batch]
 
 
 def make_step(

@@ -50,10 +50,11 @@ class DryBackend:
     Args:
         device: The dry device.
         target: Name of its chip.
+        groups: Data-parallel groups of its ranks, which share each batch.
     """
 
-    def __init__(self, device: DryDevice, target: str) -> None:
-        self._device, self._target = device, target
+    def __init__(self, device: DryDevice, target: str, groups: int = 1) -> None:
+        self._device, self._target, self._groups = device, target, groups
         self._timed: dict[tuple[str, int], TimedComponent] = {}
 
     def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
@@ -64,8 +65,8 @@ class DryBackend:
 
     def _time(self, model: LoadedComponent, batch: int) -> TimedComponent:
         """Return the component after a dry run of one pass."""
-        shards = model.describe_shards(Mesh(self._device.ranks), self._target)
-        component = KernelComponent(model, self._device, batch, shards)
+        shards = model.describe_shards(Mesh(self._device.ranks // self._groups), self._target)
+        component = KernelComponent(model, self._device, batch, shards, groups=self._groups)
         outputs = component.run(component.create_inputs())
         return TimedComponent(outputs, self._device.take_pass().prediction())
 

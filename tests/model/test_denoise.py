@@ -121,6 +121,18 @@ def test_kernels_in_bfloat16_are_near_diffusers(ranks: int, folders: dict[str, P
     assert errors.mean() < 2 and errors.max() <= 16
 
 
+@pytest.mark.parametrize(("tensor", "groups"), [(1, 2), (2, 2), (1, 3)])
+def test_groups_share_images_and_passes(tensor: int, groups: int, folders: dict[str, Path]) -> None:
+    from model.device import SimulatedDevice
+
+    pipeline, sampling = open_pipeline(folders["flow"]), Sampling(2)
+    expected = ImageRunner(pipeline, KernelBackend(SimulatedDevice("trn2", tensor))).draw(REQUESTS, sampling)
+    device = SimulatedDevice("trn2", tensor * groups)
+    shared = ImageRunner(pipeline, KernelBackend(device, groups)).draw(REQUESTS, sampling)
+    np.testing.assert_allclose(shared.latents, expected.latents, rtol=0, atol=1e-4)
+    assert np.abs(shared.images.astype(int) - expected.images).max() <= 1
+
+
 def test_images_of_a_batch_equal_the_images_alone(folders: dict[str, Path]) -> None:
     runner = ImageRunner(open_pipeline(folders["flow"]), ReferenceBackend())
     together = runner.draw(REQUESTS, Sampling(2))

@@ -7,7 +7,12 @@ OPTIONS = options(
     "--negative-prompt --steps --guidance --guidance-passes --images --size --latents",
     option("--seed", help="of the noise of the first image (default: %(default)s)"),
     "--out=PNG --grid --save-steps",
-    "--target --tp --lnc --hardware",
+    "--target --tp",
+    option(
+        "--dp",
+        help="groups of such ranks, which share images and the passes of guidance (default: %(default)s)",
+    ),
+    "--lnc --hardware",
     option("--backend", choices=("simulate", "numpy")),
     option(
         "--no-check", help="do not compare the images with the numpy model; times are predicted all the same"

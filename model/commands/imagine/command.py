@@ -36,8 +36,10 @@ def imagine_command(options: argparse.Namespace) -> int:
         InvalidArgument: A file cannot be written.
     """
     check_cores(options)
-    if options.tp > MOST_RANKS:
-        raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most: give a smaller --tp")
+    if options.tp * options.dp > MOST_RANKS:
+        raise ModelError(
+            f"--tp {options.tp} and --dp {options.dp}; one run takes {MOST_RANKS} ranks at most: give smaller numbers"
+        )
     requests = list_requests(options)
     sampling = Sampling(options.steps, options.guidance, Guidance(options.guidance_passes))
     pipeline = open_pipeline(options.model, options.dtype)
@@ -56,7 +58,7 @@ def imagine_command(options: argparse.Namespace) -> int:
         settings = _describe_options(options, pipeline)
         _write_images(options, files, drawing.images, requests, settings)
         times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
-        show(summarise(drawing, difference, times, options.tp))
+        show(summarise(drawing, difference, times, options.tp * options.dp))
         contents.update(_build_document(settings, requests, files, drawing, difference, times))
     return 0
 
@@ -116,7 +118,7 @@ def _draw(
     if options.backend == "simulate":
         from model.device import SimulatedDevice
 
-        backend = KernelBackend(SimulatedDevice(options.target, options.tp))
+        backend = KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp)
     passes = pipeline.plan(sampling.steps).passes
     done = [0]
     runner = ImageRunner(pipeline, backend)
@@ -198,8 +200,8 @@ def _predict(
 
     times = []
     for target in iterate_targets(options.target):
-        device = DryDevice(target, options.tp, one_for_all=True, lnc=limit_lnc(target, options.lnc))
-        backend = DryBackend(device, target)
+        lnc, ranks = limit_lnc(target, options.lnc), options.tp * options.dp
+        backend = DryBackend(DryDevice(target, ranks, one_for_all=True, lnc=lnc), target, options.dp)
         passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
         times.append(TargetTimes(target, len(requests), tuple(backend.list_times(passes))))
     return times
