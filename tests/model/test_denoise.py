@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ from model.runners.denoise import (
 )
 from model.runners.pipelines import open_pipeline
 from tests.model.pipeline_oracles import (
-    AUTOENCODER,
     CASES,
-    CLIP,
     FLOW,
     NEGATIVE_PROMPT,
     PROMPTS,
@@ -47,20 +44,18 @@ RECORDINGS = read_recordings()
 REQUESTS = [ImageRequest(prompt, seed, NEGATIVE_PROMPT) for seed, prompt in enumerate(PROMPTS)]
 
 
-@lru_cache(maxsize=1)
-def list_shapes(folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+def list_shapes(case: Case, folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shapes of the tensors of each component that our networks read."""
-    from tests.model.denoiser_oracles import PIXART
-
+    keys = {
+        "text_encoder": case.text_encoder["model_type"],
+        "transformer": "PixArtTransformer2DModel",
+        "vae": "AutoencoderKL",
+    }
     shapes = {}
-    for name, key, config in (
-        ("text_encoder", "clip_text_model", CLIP),
-        ("transformer", "PixArtTransformer2DModel", PIXART),
-        ("vae", "AutoencoderKL", AUTOENCODER),
-    ):
+    for name, config in case.configs.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(config))
-        shapes[name] = compose(read(key, Fields(path))).list_tensor_shapes()
+        shapes[name] = compose(read(keys[name], Fields(path))).list_tensor_shapes()
     return shapes
 
 
@@ -68,8 +63,9 @@ def list_shapes(folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write a folder of a tiny pipeline with random weights for each case, and return their paths."""
     parent = tmp_path_factory.mktemp("pipelines")
-    shapes = list_shapes(parent)
-    return {name: write_pipeline(parent / name, case.scheduler, shapes) for name, case in CASES.items()}
+    return {
+        name: write_pipeline(parent / name, case, list_shapes(case, parent)) for name, case in CASES.items()
+    }
 
 
 @pytest.fixture
@@ -84,7 +80,8 @@ def draw(folder: Path, case: Case, dtype: str = "float32", ranks: int = 0) -> Dr
 
     backend = KernelBackend(SimulatedDevice("trn2", ranks)) if ranks else ReferenceBackend()
     runner = ImageRunner(open_pipeline(folder, dtype), backend)
-    return runner.draw(REQUESTS, Sampling(case.steps, case.guidance), draw_noise())
+    requests = [replace(request, prompt=prompt) for request, prompt in zip(REQUESTS, case.prompts)]
+    return runner.draw(requests, Sampling(case.steps, case.guidance), draw_noise())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,16 +98,26 @@ def test_recordings_are_those_of_diffusers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
     from tests.model.pipeline_oracles import list_shapes as list_all_shapes
 
-    made = record(CASES[name], write_pipeline(tmp_path, CASES[name].scheduler, list_all_shapes()))
+    made = record(CASES[name], write_pipeline(tmp_path, CASES[name], list_all_shapes(CASES[name])))
     errors = np.abs(made.astype(int) - RECORDINGS[name])
     assert errors.max() <= 1 and (errors > 0).mean() < 0.01
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_kernels_draw_the_images_of_diffusers(ranks: int, folders: dict[str, Path]) -> None:
-    images = draw(folders["flow"], CASES["flow"], ranks=ranks).images
-    errors = np.abs(images.astype(int) - RECORDINGS["flow"])
+@pytest.mark.parametrize("name", ["flow", "t5", "sigma"])
+def test_kernels_draw_the_images_of_diffusers(name: str, ranks: int, folders: dict[str, Path]) -> None:
+    images = draw(folders[name], CASES[name], ranks=ranks).images
+    errors = np.abs(images.astype(int) - RECORDINGS[name])
     assert errors.max() <= 1 and (errors > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize(("prompt", "is_same"), [("a red circle", True), ("a red circle.", False)])
+def test_capitals_and_blanks_around_prompts_change_nothing(
+    prompt: str, is_same: bool, folders: dict[str, Path]
+) -> None:
+    pipeline = open_pipeline(folders["t5"])
+    first, second = pipeline.encode([" A Red CIRCLE\n", prompt], ReferenceBackend())["text"]
+    assert np.array_equal(first, second) == is_same
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -57,7 +57,8 @@ class PixArtPipeline(ImagePipeline):
 
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
         """Return the encoded texts [texts, rows, size] and the numbers of their tokens [texts, 1]."""
-        ids, lengths = encode_ids(self.tokenizer, texts, self.denoiser_config.text_rows)
+        prepared = [prepare_prompt(text) for text in texts]
+        ids, lengths = encode_ids(self.tokenizer, prepared, self.denoiser_config.text_rows)
         inputs = {"ids": ids}
         if "text_lengths" in self.text_encoder.network.inputs:
             inputs["text_lengths"] = lengths
@@ -67,6 +68,16 @@ class PixArtPipeline(ImagePipeline):
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the timestep of each image."""
         return {"timesteps": np.full((len(latents), 1), timestep, np.float32)}
+
+
+def prepare_prompt(text: str) -> str:
+    """Return a prompt in lower case, without blanks around it, as diffusers gives it to the tokenizer.
+
+    diffusers' `clean_caption` does more where the packages bs4 and ftfy are installed: it takes out addresses, tags of
+    HTML, names after @, hashes, numbers of files and Chinese characters, repairs wrongly decoded text, and makes quotes
+    and dashes alike. That is for captions gathered from the web. Here it is not done, as with `clean_caption=False`.
+    """
+    return text.lower().strip()
 
 
 def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
