@@ -13,7 +13,7 @@ from model.loading.component import LoadedComponent
 from model.loading.weights import check_ranks
 from model.plan.prices import Price
 from model.runners.component import make_step
-from model.runners.denoise import ImageRequest, ImageRunner, Sampling
+from model.runners.denoise import ImageRequest, ImageRunner, Sampling, check_count
 from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines.pipeline import ImagePipeline
 
@@ -132,8 +132,10 @@ def plan_images(
         price: Price of the instance; None if unknown.
 
     Raises:
-        ModelError: The ranks cannot share a component, or the instance has fewer of them.
+        ModelError: The ranks cannot share a component, the instance has fewer of them, or the batch has more than
+            `MOST_IMAGES` images.
     """
+    check_count(images)
     copies = cores // (ranks * lnc)
     if copies == 0:
         raise ModelError(f"{ranks} ranks of {lnc} cores; the instance has {cores} cores", "NKW-MODEL-OPTION")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.config.component import ComponentConfig
+from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.loading.component import LoadedComponent
 from model.runners.component import Arrays, Component, KernelComponent, ReferenceComponent
@@ -47,7 +48,7 @@ class KernelBackend:
 
 
 class CountingBackend:
-    """Backend that counts the passes of components of another backend.
+    """Backend that counts the passes of components of another backend, and refuses outputs that are not finite.
 
     `passes` has the number of passes by the name of the component and the number of images or texts of a pass.
     """
@@ -70,6 +71,20 @@ class _CountedComponent:
     key: tuple[str, int]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Count a pass, and return the outputs of the component."""
+        """Count a pass, and return the outputs of the component.
+
+        Raises:
+            ModelError: An output is not finite.
+        """
         self.passes[self.key] += 1
-        return self.component.run(inputs)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the outputs are checked instead
+            outputs = self.component.run(inputs)
+        for array in outputs.values():
+            if not np.isfinite(array).all():
+                name = self.key[0].replace("_", " ")
+                raise ModelError(
+                    f"the {name} computes numbers that are not finite: weights of the checkpoint or latents are too "
+                    "large or not finite; download the checkpoint again, or give a smaller --guidance",
+                    "NKW-MODEL-WEIGHTS",
+                )
+        return outputs

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 import numpy as np
 
 from model.config.autoencoder import AutoencoderConfig
-from model.errors import ModelError
+from model.errors import ModelError, check_memory
 from model.noise_schedules import State
 from model.runners.backends import CountingBackend
 from model.runners.component import Arrays, Component
@@ -22,6 +23,8 @@ from model.runners.tiling import TiledComponent
 
 _CODE = "NKW-MODEL-OPTION"
 MOST_SEED = 2**64 - 1
+MOST_IMAGES = 1024
+"""Most images of a batch."""
 
 
 class Guidance(Enum):
@@ -110,19 +113,25 @@ class ImageRunner:
             on_step: Called after each pass of the denoiser.
 
         Raises:
-            ModelError: There is no request, a seed is out of range, the noise has another shape, or the schedule does
-                not have so many steps.
+            ModelError: There is no request or more than `MOST_IMAGES`; the arrays exceed the memory of this machine; a
+                seed is out of range; the noise has another shape or is not finite; the schedule does not have so many
+                steps; or a component computes numbers that are not finite.
         """
+        check_count(len(requests))
+        check_memory(self._count_bytes(len(requests)), f"a batch of {len(requests)} images")
         generators = _create_generators(requests)
         shape = self._latent_shape
         if noise is None:
             noise = np.stack([generator.standard_normal(shape, np.float32) for generator in generators])
-        elif noise.shape != (len(requests), *shape) or not np.isfinite(noise).all():
-            raise ModelError(
-                f"latents of shape {list(noise.shape)}; {len(requests)} images of this model need finite numbers of "
-                f"shape {[len(requests), *shape]}",
-                _CODE,
-            )
+        else:
+            with np.errstate(over="ignore"):
+                noise = noise.astype(np.float32)
+            if noise.shape != (len(requests), *shape) or not np.isfinite(noise).all():
+                raise ModelError(
+                    f"latents of shape {list(noise.shape)}; this model and the number of images, {len(requests)}, need "
+                    f"finite numbers of float32 in the shape {[len(requests), *shape]}",
+                    _CODE,
+                )
         trajectory, schedule = self._pipeline.plan(sampling.steps), self._pipeline.schedule
         texts = [request.prompt for request in requests]
         if sampling.is_guided:
@@ -131,7 +140,7 @@ class ImageRunner:
         encoded = self._pipeline.encode(texts, backend)
         batches = 2 if sampling.is_guided and sampling.mode is Guidance.batched else 1
         denoiser = backend.create(self._pipeline.denoiser, batches * len(requests), "denoiser")
-        latents = noise.astype(np.float32) * np.float32(trajectory.initial_scale)
+        latents = noise * np.float32(trajectory.initial_scale)
         state: State = ()
         for index, timestep in enumerate(trajectory.timesteps):
             scaled = schedule.scale_input(trajectory, index, latents)
@@ -147,7 +156,7 @@ class ImageRunner:
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Return the images of latent images, uint8 [images, rows, columns, 3]."""
-        return self._decode(latents, self._backend)
+        return self._decode(latents, CountingBackend(self._backend))
 
     def _decode(self, latents: np.ndarray, backend: Backend) -> np.ndarray:
         """Return the images of latent images; the autoencoder computes equal tiles of large ones, which are blended."""
@@ -164,10 +173,26 @@ class ImageRunner:
         )
         return convert_to_bytes(autoencoder.run({"latents": self._pipeline.unscale(latents)})["x"])
 
+    def _count_bytes(self, images: int) -> int:
+        """Return the bytes of the arrays of a batch on the host, without those inside the components.
+
+        These are five float32 arrays of latents (noise, scaled latents, predictions with and without the prompt, and
+        the result), the encoded prompts and negative prompts, and the images in float32 (decoded and scaled) and uint8.
+        """
+        config, (rows, columns) = self._pipeline.denoiser_config, self._pipeline.image_size
+        texts = 2 * config.text_rows * config.text_size * 4
+        return images * (5 * prod(self._latent_shape) * 4 + texts + 3 * rows * columns * (4 + 4 + 1))
+
     @property
     def _latent_shape(self) -> tuple[int, int, int]:
         config = self._pipeline.denoiser_config
         return config.channels, config.latent_rows, config.latent_columns
+
+
+def check_count(images: int) -> None:
+    """Raise ModelError if a batch has more than `MOST_IMAGES` images."""
+    if images > MOST_IMAGES:
+        raise ModelError(f"{images} images in one batch; at most {MOST_IMAGES:,}: give fewer images", _CODE)
 
 
 def _create_generators(requests: Sequence[ImageRequest]) -> list[np.random.Generator]:
