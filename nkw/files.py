@@ -194,7 +194,7 @@ class OutputFile(os.PathLike[str]):
         self._code = code
         self._inputs = inputs
         self.path = Path(os.path.realpath(path))
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self._partial = self.path.parent / f".{self.path.name}.{os.getpid()}.part"  # "/" has no name
         with self._open():
             pass
 

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ from model.commands.options.images import FIRST_PROMPT
 from model.errors import ModelError, check_memory
 from model.loading.weights import check_ranks
 from model.runners.backends import KernelBackend, ReferenceBackend
-from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling
+from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling, check_count
 from model.runners.image_times import DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
-from nkw.files import OutputFile, Outputs, json_document
+from nkw.files import STDOUT, OutputFile, Outputs, json_document, opened
 from nkw.terminal import show, working
 
 _CODE = "NKW-IMAGE-FILE"
@@ -64,8 +65,13 @@ def imagine_command(options: argparse.Namespace) -> int:
 
 
 def list_requests(options: argparse.Namespace) -> list[ImageRequest]:
-    """Return one request for each image: --images of each prompt, with seeds that follow --seed."""
+    """Return one request for each image: --images of each prompt, with seeds that follow --seed.
+
+    Raises:
+        ModelError: There are more than `MOST_IMAGES` images.
+    """
     prompts = options.prompt or [FIRST_PROMPT]
+    check_count(options.images * len(prompts))
     return [
         ImageRequest(prompt, options.seed + index * options.images + number, options.negative_prompt)
         for index, prompt in enumerate(prompts)
@@ -77,13 +83,15 @@ def list_paths(options: argparse.Namespace, images: int) -> list[Path]:
     """Return the paths of the images of --out: one with --grid, else one for each image, numbered if there are several.
 
     Raises:
-        ModelError: --grid comes without --out.
+        ModelError: --grid comes without --out, or --out is stdout.
     """
     if options.out is None:
         if options.grid:
             raise ModelError("--grid writes one image: give its file with --out")
         return []
-    if images == 1 or options.grid:
+    if os.fspath(options.out) == STDOUT:
+        raise ModelError("--out - is not supported: images are not written to stdout; give a file")
+    if images == 1 or options.grid or not options.out.name:
         return [options.out]
     return [options.out.with_stem(f"{options.out.stem}-{number}") for number in range(1, images + 1)]
 
@@ -95,13 +103,14 @@ def read_noise(path: Path) -> np.ndarray:
         ModelError: The file cannot be read, is no .npy file of numbers, or is too large.
     """
     try:
-        check_memory(min(os.path.getsize(path), 2**62), f"the latents of {path}")
-        with open(path, "rb") as file:
-            noise = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is no .npy file of numbers"
-        raise ModelError(f"{path} cannot be read: {reason}", _CODE) from None
-    if not isinstance(noise, np.ndarray) or noise.dtype.kind != "f":
+        with opened(path) as file:
+            check_memory(os.fstat(file.fileno()).st_size, f"the latents of {path}")
+            noise = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
+    except (ValueError, SyntaxError, TokenError, ArithmeticError, MemoryError):
+        raise ModelError(f"{path} cannot be read: it is no .npy file of numbers", _CODE) from None
+    if noise.dtype.kind != "f":
         raise ModelError(f"{path} has no floating-point numbers", _CODE)
     return noise
 

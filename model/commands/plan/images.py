@@ -49,7 +49,7 @@ def plan_pipeline(options: argparse.Namespace) -> int:
     if options.size is not None:
         pipeline = pipeline.with_image_size(options.size[1], options.size[0])
     price = find_price(instance, options.price, options.prices)
-    outputs = Outputs(lambda: [options.config / INDEX])
+    outputs = Outputs(lambda: [*pipeline.files, *([] if options.prices is None else [options.prices])])
     name = options.config.resolve().name
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         with working(lambda: f"plan of {name}: dry runs of its kernels"):

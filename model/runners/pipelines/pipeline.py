@@ -14,6 +14,7 @@ from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import DenoiserConfig
 from model.errors import ModelError
 from model.loading.component import LoadedComponent
+from model.loading.pipeline import INDEX
 from model.loading.text_tokenizer import TextTokenizer
 from model.noise_schedules import NoiseSchedule, Trajectory
 from model.runners.component import Arrays, Component
@@ -60,9 +61,10 @@ class ImagePipeline(ABC):
 
     @property
     def files(self) -> list[Path]:
-        """Paths of the files of weights that are mapped."""
-        checkpoints = [component.checkpoint for component in self.components]
-        return [file for checkpoint in checkpoints if checkpoint is not None for file in checkpoint.files]
+        """Paths of the model's files, which no output may replace: configs, tokenizers, schedule and weights."""
+        folders = {component.folder for component in self.components}
+        folders |= {self.folder / "scheduler", *self.folder.glob("tokenizer*")}
+        return [self.folder / INDEX, *(file for folder in folders for file in folder.glob("*"))]
 
     @property
     def components(self) -> Sequence[LoadedComponent]:
