@@ -71,9 +71,17 @@ class PipelineFolder:
 
     def open_component(self, name: str, task: Task, dtype: str) -> LoadedComponent:
         """Open the component in the subfolder `name`; errors are those of `LoadedComponent.open`."""
+        return LoadedComponent.open(self.find_subfolder(name), task, dtype, self.is_planned)
+
+    def find_subfolder(self, name: str) -> Path:
+        """Return the path of the subfolder `name`, which may be missing.
+
+        Raises:
+            ModelError: It is a link out of the folder.
+        """
         folder = self.path / name
         check_inside(folder)
-        return LoadedComponent.open(folder, task, dtype, self.is_planned)
+        return folder
 
     def read_schedule(self) -> NoiseSchedule:
         """Return the noise schedule in the subfolder `scheduler`.
@@ -81,9 +89,10 @@ class PipelineFolder:
         Raises:
             ModelError: scheduler_config.json is missing or damaged, or a field of it is not supported.
         """
-        path = self.path / "scheduler" / "scheduler_config.json"
+        path = self.find_subfolder("scheduler") / "scheduler_config.json"
         check_inside(path)
+        fields = read_json(path)
         try:
-            return read_schedule(read_json(path))
+            return read_schedule(fields)
         except ModelError as error:
-            raise ModelError(f"{path}: {error.message.removeprefix(f'{path}: ')}", _CODE) from None
+            raise ModelError(f"{path}: {error.message}", _CODE) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import struct
 from argparse import Namespace
 from pathlib import Path
@@ -189,3 +190,43 @@ def test_refuses_outputs_without_a_file(
 ) -> None:
     assert message in refuse(capsys, "--model", str(folders["flow"]), *QUICK, *words)
     assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "scheduler", "vae"])
+def test_refuses_subfolders_that_are_links_out_of_the_folder(name: str, folder: Path, tmp_path: Path) -> None:  # noqa: F811
+    shutil.move(folder / name, folder / "moved")
+    (folder / name).symlink_to(folder / "moved")
+    open_pipeline(folder)
+    shutil.move(folder / "moved", tmp_path / "moved")
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(ModelError, match="is a link out of the model's folder"):
+        open_pipeline(folder)
+
+
+def test_names_a_damaged_schedule_once(folder: Path) -> None:  # noqa: F811
+    path = folder / "scheduler" / "scheduler_config.json"
+    open_pipeline(folder)
+    path.unlink()
+    with pytest.raises(ModelError) as caught:
+        open_pipeline(folder)
+    assert caught.value.message == f"{path} is missing"
+
+
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("vae/config.json", {"latent_channels": 5}, "latent images have 4 channels"),
+        ("transformer/config.json", {"caption_channels": 48}, "takes encoded texts of 48 elements"),
+    ],
+)
+def test_plans_refuse_components_of_different_sizes(
+    file: str,
+    fields: dict[str, int],
+    message: str,
+    folder: Path,  # noqa: F811
+) -> None:
+    open_pipeline(folder, is_planned=True)
+    edit(folder / file, **fields)
+    with pytest.raises(ModelError, match=message):
+        open_pipeline(folder, is_planned=True)

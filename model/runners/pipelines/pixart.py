@@ -14,6 +14,7 @@ import numpy as np
 from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import PixArtConfig
 from model.config.text_encoders import TextEncoderConfig
+from model.errors import ModelError
 from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import PipelineFolder
@@ -104,11 +105,23 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
     denoiser = denoiser.resize(config.with_size(rows, columns, text_rows))
     autoencoder = folder.open_component("vae", AUTOENCODER, dtype)
     assert isinstance(autoencoder.config, AutoencoderConfig)
+    if autoencoder.config.latent_channels != config.channels:
+        raise ModelError(
+            f"{folder.path}: latent images have {config.channels} channels in the config of transformer and "
+            f"{autoencoder.config.latent_channels} in that of vae; they must be equal",
+            "NKW-MODEL-PIPELINE",
+        )
+    if encoder_config.hidden_size != config.text_size:
+        raise ModelError(
+            f"{folder.path}: transformer takes encoded texts of {config.text_size} elements and text_encoder returns "
+            f"{encoder_config.hidden_size}; they must be equal",
+            "NKW-MODEL-PIPELINE",
+        )
     autoencoder = autoencoder.resize(autoencoder.config.with_size(rows, columns))
     tokenizer = None
     if not folder.is_planned:
         tokenizer = open_text_tokenizer(
-            folder.path / "tokenizer", folder.components["tokenizer"], vocabulary, text_rows
+            folder.find_subfolder("tokenizer"), folder.components["tokenizer"], vocabulary, text_rows
         )
     schedule = folder.read_schedule()
     return PixArtPipeline(folder.path, schedule, denoiser, autoencoder, text_encoder, tokenizer)
