@@ -13,7 +13,7 @@ OPTIONS = options(
         help="groups of such ranks, which share images and the passes of guidance (default: %(default)s)",
     ),
     "--lnc --hardware",
-    option("--backend", choices=("simulate", "numpy")),
+    option("--backend", choices=("simulate", "numpy"), help="simulate or numpy (default: %(default)s)"),
     option(
         "--no-check", help="do not compare the images with the numpy model; times are predicted all the same"
     ),

@@ -76,7 +76,8 @@ def summarise(
     if difference is not None:
         lines.append(Hanging(difference.describe()))
     passes = ", ".join(
-        f"{name.replace('_', ' ')} {count} of {batch}" for (name, batch), count in drawing.passes.items()
+        f"{name.replace('_', ' ')} {count} (batch of {batch})"
+        for (name, batch), count in drawing.passes.items()
     )
     lines.append(Hanging(f"passes: {passes}"))
     if times:
