@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from model.config.component import ComponentConfig
 from model.config.fields import Fields
+from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, read_layer_count
 from model.errors import ModelError
 
 D = TypeVar("D", bound="DenoiserConfig")
@@ -79,6 +80,24 @@ class PixArtConfig(DenoiserConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiTConfig(DenoiserConfig):
+    """Config of a DiT denoiser: blocks of self-attention and a feed-forward block, conditioned on a class of images.
+
+    layers       blocks
+    bias         whether the projections of queries, keys and values have biases
+    eps          epsilon of the norms before feed-forward blocks
+    sample_size  rows and columns of the latent images for which the positions are defined
+    classes      classes of images; one more label stands for no class
+    """
+
+    layers: int
+    bias: bool
+    eps: float
+    sample_size: int
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class FluxConfig(DenoiserConfig):
     """Config of a FLUX denoiser: blocks with weights for each of two streams, then blocks with the same weights.
 
@@ -134,3 +153,58 @@ def check_divisible(fields: Fields, name: str, size: int, patch_size: int) -> No
     """Raise ModelError if a latent image of `size` rows in the field `name` does not consist of whole patches."""
     if size % patch_size:
         raise fields.error(name, f"{size} is not a multiple of patch_size, {patch_size}")
+
+
+def read_square_images(fields: Fields, sample: int, outputs: int | None) -> dict[str, Any]:
+    """Return the fields that DiT and PixArt have in common, as arguments of their configs; texts have no rows.
+
+    Args:
+        fields: The fields of config.json.
+        sample: Default of `sample_size`.
+        outputs: Default of `out_channels`; None for `in_channels`.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type, or patches do not divide the image.
+    """
+    sample, patch = fields.count("sample_size", default=sample), fields.count("patch_size", default=2)
+    check_divisible(fields, "sample_size", sample, patch)
+    channels = fields.count("in_channels", default=4)
+    outputs = fields.count("out_channels", default=channels if outputs is None else outputs)
+    if outputs not in (channels, 2 * channels):
+        raise fields.error("out_channels", f"{outputs} is neither in_channels, {channels}, nor twice as many")
+    heads = fields.count("num_attention_heads", default=16, most=MOST_HEADS)
+    head_dim = fields.count("attention_head_dim", default=72, most=MOST_HEAD_DIM)
+    if heads * head_dim % 4:
+        fields.unsupported(
+            "attention_head_dim", f"{heads * head_dim} elements of a hidden state are no multiple of 4"
+        )
+    check_only(fields, "activation_fn", "gelu-approximate", "activations")
+    if fields.flag("norm_elementwise_affine", default=False):
+        fields.unsupported("norm_elementwise_affine", "true; norms are computed without weights")
+    return {
+        "rows": (sample // patch) ** 2,
+        "latent_rows": sample,
+        "latent_columns": sample,
+        "channels": channels,
+        "outputs": outputs,
+        "patch_size": patch,
+        "heads": heads,
+        "head_dim": head_dim,
+        "layers": read_layer_count(fields, "num_layers"),
+        "bias": fields.flag("attention_bias", default=True),
+        "sample_size": sample,
+    }
+
+
+def check_only(fields: Fields, name: str, only: object, meaning: str) -> None:
+    """Add a refusal if the field `name` is neither absent nor `only`.
+
+    Args:
+        fields: The fields of config.json.
+        name: Name of the field.
+        only: The only supported entry.
+        meaning: What the field decides, in the plural, for the message.
+    """
+    entry = fields.get(name, only)
+    if entry != only:
+        fields.unsupported(name, f"{entry!r:.60}; the only {meaning} computed are {only}")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from model.config.denoisers import DenoiserConfig
 from model.config.mixers import GroupedAttention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.denoiser.conditions import FREQUENCIES, PooledEmbedding, TimestepEmbedding
 from model.layers.denoiser.feed_forward import ModulatedFeedForward
 from model.layers.denoiser.modulation import ModulatedNorm
+from model.layers.denoiser.patches import PatchOutput
 from model.layers.projection import Projection
 
 EPS = 1e-6
 """Epsilon of norms that no field of config.json changes."""
 TIMESTEPS, TEXT, LENGTHS, POOLED = "timesteps", "text", "text_lengths", "pooled"
 EMBEDDING = "timestep_embedding"
+CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
+"""Modulation rows of a block of attention and MLP, in the order of a checkpoint."""
 
 
 def build_linear(tensor: str, outputs: int, inputs: int, bias: bool = True) -> Projection:
@@ -72,6 +76,24 @@ def build_feed_forward(name: str, tensor: str, hidden: int, norm: ModulatedNorm)
         "gelu_tanh",
         modulation=norm,
     )
+
+
+def build_output(
+    config: DenoiserConfig, tensor: str, norm: ModulatedNorm, channel_first: bool = False
+) -> PatchOutput:
+    """Return the layer that makes images of rows; variances in the checkpoint's result are left out.
+
+    Args:
+        config: The denoiser.
+        tensor: Beginning of the names of the linear layer's tensors.
+        norm: The last norm.
+        channel_first: Whether outputs of the linear layer begin with the channel of a patch.
+    """
+    cells, channels = config.patch_size**2, config.channels
+    projection = build_linear(tensor, cells * config.outputs, config.hidden_size)
+    if config.outputs > channels:
+        projection, _ = projection.split((channels, channels), groups=cells)
+    return PatchOutput("last", norm, projection, config.patches, config.patch_size, channels, channel_first)
 
 
 def build_pair(tensor: str, hidden: int, inputs: int) -> tuple[Projection, Projection]:

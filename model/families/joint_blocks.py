@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 from model.config.denoisers import DenoiserConfig
 from model.families.denoisers import (
+    CHUNKS,
     EMBEDDING,
     EPS,
     build_feed_forward,
     build_linear,
+    build_output,
     build_projections,
     describe_heads,
 )
@@ -18,13 +20,11 @@ from model.layers.denoiser.attention import ImageAttention
 from model.layers.denoiser.conditions import ConditionRows
 from model.layers.denoiser.joint_attention import JointAttention, TextFeedForward
 from model.layers.denoiser.modulation import ModulatedNorm
-from model.layers.denoiser.patches import PatchOutput
 from model.layers.denoiser.rotation import AxialRotation, ShiftedHeadNorm, order_pairs
 from model.layers.layer import Layer
 from model.layers.norm import Norm
 from model.network import Section
 
-_CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
 _SECOND_CHUNKS = ("second_shift", "second_scale", "second_gate")
 _LAST_CHUNKS = ("attention_scale", "attention_shift")
 _PROJECTIONS = {
@@ -108,7 +108,7 @@ class JointBlocks:
         blocks: list[Layer] = []
         for stream, suffix, prefix in (("image", "", ""), ("text", "_context", "added_")):
             is_last = drops_text and stream == "text"
-            names: tuple[str, ...] = _LAST_CHUNKS if is_last else _CHUNKS
+            names: tuple[str, ...] = _LAST_CHUNKS if is_last else CHUNKS
             if has_second and stream == "image":
                 names += _SECOND_CHUNKS
             rows = {chunk: f"{name}.{stream}.{chunk}" for chunk in names}
@@ -153,17 +153,8 @@ class JointBlocks:
         Args:
             channel_first: Whether outputs of the last matrix begin with the channel of a patch.
         """
-        config = self.config
-        outputs = config.patch_size**2 * config.channels
+        norm = self.build_norm("last_shift", "last_scale")
         return (
             self.build_modulation("last.modulation", "norm_out", ("last_scale", "last_shift")),
-            PatchOutput(
-                "last",
-                self.build_norm("last_shift", "last_scale"),
-                build_linear("proj_out", outputs, config.hidden_size),
-                config.patches,
-                config.patch_size,
-                config.channels,
-                channel_first,
-            ),
+            build_output(self.config, "proj_out", norm, channel_first),
         )

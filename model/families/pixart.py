@@ -7,10 +7,10 @@ timestep, to which each adds a table of its own.
 from __future__ import annotations
 
 from model.config.component import refuse_unread
-from model.config.denoisers import PixArtConfig, check_divisible
+from model.config.denoisers import PixArtConfig, check_only, read_square_images
 from model.config.fields import Fields
-from model.config.reading import MOST_HEAD_DIM, MOST_HEADS, read_layer_count
 from model.families.denoisers import (
+    CHUNKS,
     EMBEDDING,
     EPS,
     LENGTHS,
@@ -18,6 +18,7 @@ from model.families.denoisers import (
     TIMESTEPS,
     build_feed_forward,
     build_linear,
+    build_output,
     build_pair,
     build_projections,
     describe_heads,
@@ -26,14 +27,13 @@ from model.layers.denoiser.attention import ImageAttention, TextAttention
 from model.layers.denoiser.conditions import FREQUENCIES, ConditionRows, TimestepEmbedding
 from model.layers.denoiser.feed_forward import TextProjection
 from model.layers.denoiser.modulation import ModulatedNorm, TableModulation
-from model.layers.denoiser.patches import LATENTS, PatchInput, PatchOutput, PositionTable
+from model.layers.denoiser.patches import LATENTS, PatchInput, PositionTable
 from model.layers.launch import FLOAT32
 from model.layers.layer import Layer
 from model.layers.mlp import FeedForward
 from model.network import Input, Network, Section
 
 _ROWS, _TEXT_STATES = "timestep_rows", "text_states"
-_CHUNKS = ("attention_shift", "attention_scale", "attention_gate", "mlp_shift", "mlp_scale", "mlp_gate")
 _WITHOUT_EFFECT = ("dropout", "norm_num_groups", "upcast_attention", "num_embeds_ada_norm")
 _DEFAULT_TEXT_ROWS = 120
 
@@ -44,54 +44,26 @@ def read_pixart(fields: Fields) -> PixArtConfig:
     Raises:
         ModelError: A field is missing or has the wrong type, or patches do not divide the image.
     """
-    sample, patch = fields.count("sample_size", default=128), fields.count("patch_size", default=2)
-    check_divisible(fields, "sample_size", sample, patch)
-    channels = fields.count("in_channels", default=4)
-    outputs = fields.count("out_channels", default=8 if "out_channels" not in fields else None)
-    if outputs not in (channels, 2 * channels):
-        raise fields.error("out_channels", f"{outputs} is neither in_channels, {channels}, nor twice as many")
-    heads = fields.count("num_attention_heads", default=16, most=MOST_HEADS)
-    head_dim = fields.count("attention_head_dim", default=72, most=MOST_HEAD_DIM)
-    hidden = heads * head_dim
-    for name, only, meaning in (
-        ("norm_type", "ada_norm_single", "norms"),
-        ("activation_fn", "gelu-approximate", "activations"),
-        ("attention_type", "default", "attention"),
-    ):
-        if fields.get(name, only) != only:
-            fields.unsupported(
-                name, f"{fields.get(name, only)!r:.60}; the only {meaning} computed are {only}"
-            )
+    common = read_square_images(fields, 128, 8)
+    hidden, sample = common["heads"] * common["head_dim"], common["sample_size"]
+    check_only(fields, "norm_type", "ada_norm_single", "norms")
+    check_only(fields, "attention_type", "default", "attention")
     for name in ("double_self_attention", "only_cross_attention", "use_linear_projection"):
         if fields.flag(name, default=False):
             fields.unsupported(name, "true; blocks attend to the image, then to the text")
-    if fields.flag("norm_elementwise_affine", default=False):
-        fields.unsupported("norm_elementwise_affine", "true; norms are computed without weights")
     if fields.flag("use_additional_conditions", default=sample == 128):
         fields.unsupported(
             "use_additional_conditions", "true; the size of the image is no condition in any layer"
         )
-    if hidden % 4:
-        fields.unsupported("attention_head_dim", f"{hidden} elements of a hidden state are no multiple of 4")
     text = fields.count("caption_channels", default=hidden)
     cross = fields.count("cross_attention_dim", default=hidden)
     if cross != hidden:
         raise fields.error("cross_attention_dim", f"{cross} is not the hidden size, {hidden}")
     config = PixArtConfig(
-        rows=(sample // patch) ** 2,
-        latent_rows=sample,
-        latent_columns=sample,
-        channels=channels,
-        outputs=outputs,
-        patch_size=patch,
-        heads=heads,
-        head_dim=head_dim,
+        **common,
         text_rows=_DEFAULT_TEXT_ROWS,
         text_size=text,
-        layers=read_layer_count(fields, "num_layers"),
-        bias=fields.flag("attention_bias", default=True),
         eps=fields.number("norm_eps", default=EPS),
-        sample_size=sample,
         interpolation=fields.number("interpolation_scale", default=max(sample // 64, 1)),
         projects_text="caption_channels" in fields,
     )
@@ -157,7 +129,7 @@ def _build_text_projection(config: PixArtConfig) -> TextProjection:
 def _build_block(config: PixArtConfig, number: int) -> Section:
     """Return the layers of block `number`."""
     hidden, name, tensor = config.hidden_size, f"blocks.{number}", f"transformer_blocks.{number}"
-    chunks = tuple(f"{name}.{chunk}" for chunk in _CHUNKS)
+    chunks = tuple(f"{name}.{chunk}" for chunk in CHUNKS)
     heads = describe_heads(config.heads, config.head_dim, config.bias)
     attention_norm, mlp_norm = (
         ModulatedNorm(hidden, config.eps, shift, scale, gate)
@@ -188,19 +160,8 @@ def _build_block(config: PixArtConfig, number: int) -> Section:
 
 def _build_last(config: PixArtConfig) -> Section:
     """Return the modulation of the last norm, and the layer that makes images of rows."""
-    hidden, cells = config.hidden_size, config.patch_size**2
-    chunks = ("last_shift", "last_scale")
-    projection = build_linear("proj_out", cells * config.outputs, hidden)
-    if config.outputs > config.channels:
-        projection, _ = projection.split((config.channels, config.channels), groups=cells)
+    hidden, chunks = config.hidden_size, ("last_shift", "last_scale")
     return (
         TableModulation("last.modulation", "scale_shift_table", hidden, EMBEDDING, chunks, is_shared=True),
-        PatchOutput(
-            "last",
-            ModulatedNorm(hidden, EPS, *chunks),
-            projection,
-            config.patches,
-            config.patch_size,
-            config.channels,
-        ),
+        build_output(config, "proj_out", ModulatedNorm(hidden, EPS, *chunks)),
     )

@@ -91,6 +91,8 @@ FAMILIES: dict[str, Family] = {
     "AutoencoderKL": Family("model.families.autoencoder", "read_autoencoder", "AutoencoderKL", AUTOENCODER),
     "FluxTransformer2DModel": Family("model.families.flux", "read_flux", "FluxTransformer2DModel", DENOISER),
     "SD3Transformer2DModel": Family("model.families.sd3", "read_sd3", "SD3Transformer2DModel", DENOISER),
+    "DiTTransformer2DModel": Family("model.families.dit", "read_dit", "DiTTransformer2DModel", DENOISER),
+    "Transformer2DModel": Family("model.families.dit", "read_transformer", "Transformer2DModel", DENOISER),
 }
 
 

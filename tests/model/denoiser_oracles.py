@@ -31,6 +31,7 @@ class Case:
     timesteps   timestep of each image
     guidance    guidance of each image times 1000; None for a denoiser without this input
     pooled      elements of a pooled text; 0 for a denoiser without this input
+    labels      class of each image; empty for a denoiser without classes
     """
 
     class_name: str
@@ -42,6 +43,7 @@ class Case:
     seed: int = field(default=0)
     guidance: tuple[float, ...] | None = None
     pooled: int = 0
+    labels: tuple[int, ...] = ()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -61,8 +63,11 @@ class Case:
         inputs = {
             "latents": latents,
             "timesteps": np.array(self.timesteps, np.float32)[:, None],
-            "text": rng.standard_normal((images, *self.text), np.float32),
         }
+        if self.text[0]:
+            inputs["text"] = rng.standard_normal((images, *self.text), np.float32)
+        if self.labels:
+            inputs["labels"] = np.array(self.labels, np.int32)[:, None]
         if self.lengths:
             inputs["text_lengths"] = np.array(self.lengths, np.int32)[:, None]
         if self.pooled:
@@ -130,6 +135,24 @@ def describe_sd3(fields: dict[str, Any], size: tuple[int, int]) -> Case:
     return Case("SD3Transformer2DModel", SD3 | fields, size, (7, 24), (), (999.0, 37.5), pooled=20)
 
 
+DIT = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "in_channels": 4,
+    "out_channels": 8,
+    "num_layers": 2,
+    "sample_size": 8,
+    "num_embeds_ada_norm": 10,
+    "norm_type": "ada_norm_zero",
+    "norm_eps": 1e-4,
+}
+
+
+def describe_dit(class_name: str, fields: dict[str, Any], size: tuple[int, int]) -> Case:
+    """Return a case of DiT; the second image has no class."""
+    return Case(class_name, DIT | fields, size, (0, 0), (), (999.0, 37.5), labels=(7, 10))
+
+
 CASES = {
     "pixart": Case("PixArtTransformer2DModel", PIXART, (8, 8), (7, 32)),
     "pixart other size": Case(
@@ -149,6 +172,12 @@ CASES = {
     "flux without guidance, other sizes": describe_flux(
         {"guidance_embeds": False, "num_attention_heads": 4, "num_layers": 1, "num_single_layers": 1},
         (6, 14),
+    ),
+    "dit": describe_dit("DiTTransformer2DModel", {}, (8, 8)),
+    "dit in a general class": describe_dit(
+        "Transformer2DModel",
+        {"attention_bias": False, "activation_fn": "gelu-approximate", "out_channels": 4, "patch_size": 2},
+        (12, 12),
     ),
     "sd3": describe_sd3({}, (8, 8)),
     "sd3 with second attention and head norms": describe_sd3(
@@ -237,7 +266,19 @@ def _run_sd3(module: Any, inputs: Mapping[str, Any]) -> Any:
     )[0]
 
 
+def _run_dit(module: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of diffusers' DiT."""
+    return module(
+        inputs["latents"],
+        timestep=inputs["timesteps"][:, 0],
+        class_labels=inputs["labels"][:, 0].long(),
+        return_dict=False,
+    )[0]
+
+
 _RUNS = {
+    "DiTTransformer2DModel": _run_dit,
+    "Transformer2DModel": _run_dit,
     "PixArtTransformer2DModel": _run_pixart,
     "FluxTransformer2DModel": _run_flux,
     "SD3Transformer2DModel": _run_sd3,

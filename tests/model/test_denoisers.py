@@ -95,7 +95,7 @@ def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
     np.testing.assert_allclose(images, expected, rtol=0, atol=bound_error(expected, UNIT, case))
 
 
-@pytest.mark.parametrize("name", ["pixart", "flux with guidance", "sd3"])
+@pytest.mark.parametrize("name", ["pixart", "flux with guidance", "sd3", "dit"])
 def test_images_of_a_batch_equal_the_images_alone(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     reference = ReferenceComponent(open_case(case, tmp_path))
@@ -161,6 +161,28 @@ def test_refuses_flux_configs(fields: dict[str, object], message: str, tmp_path:
 )
 def test_refuses_sd3_configs(fields: dict[str, object], message: str, tmp_path: Path) -> None:
     check_refusal(CASES["sd3"], fields, message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("dit", {"norm_type": "ada_norm_single"}, "norm_type: 'ada_norm_single'; the only norms"),
+        ("dit", {"activation_fn": "geglu"}, "activation_fn: 'geglu'; the only activations"),
+        ("dit", {"norm_elementwise_affine": True}, "norm_elementwise_affine: true"),
+        ("dit", {"sample_size": 9}, "sample_size: 9 is not a multiple of patch_size, 2"),
+        ("dit", {"num_embeds_ada_norm": 0}, "num_embeds_ada_norm: 0 is not a positive whole number"),
+        ("dit", {"new_field": 3}, "new_field: the field is not known"),
+        ("dit in a general class", {"norm_type": None}, "norm_type: not ada_norm_zero"),
+        ("dit in a general class", {"double_self_attention": True}, "double_self_attention: true"),
+        (
+            "dit in a general class",
+            {"attention_type": "gated"},
+            "attention_type: 'gated'; the only attention",
+        ),
+    ],
+)
+def test_refuses_dit_configs(name: str, fields: dict[str, object], message: str, tmp_path: Path) -> None:
+    check_refusal(CASES[name], fields, message, tmp_path)
 
 
 def test_sd3_takes_as_many_patches_as_it_has_positions(tmp_path: Path) -> None:

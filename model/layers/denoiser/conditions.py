@@ -17,12 +17,31 @@ from typing import ClassVar
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import FLOAT32, Argument, Axis, Launch, StepShape, Value, count_product_work
+from model.layers.launch import (
+    FLOAT32,
+    INT32,
+    Argument,
+    Axis,
+    Launch,
+    StepShape,
+    Value,
+    count_copy_work,
+    count_product_work,
+)
 from model.layers.layer import Stateless, States
 from model.layers.mlp import apply_activation
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Cut, MatrixCut, slice_evenly
-from model.layers.weight import Weight, create_argument
+from model.layers.shard import (
+    COLUMN_PARALLEL,
+    ROW,
+    ROW_PARALLEL,
+    TRANSPOSED,
+    WHOLE,
+    Cut,
+    MatrixCut,
+    slice_evenly,
+)
+from model.layers.weight import Tensor, Weight, create_argument
 
 FREQUENCIES = 256
 """Sinusoids of a timestep, half of them cosines; diffusers' denoisers all have this number."""
@@ -100,7 +119,12 @@ class Embedding(Stateless):
 
 @dataclass(frozen=True)
 class TimestepEmbedding(Embedding):
-    """Embedding of the sinusoids of one number of each image, such as its timestep, float32 [images, 1]."""
+    """Embedding of the sinusoids of one number of each image, such as its timestep, float32 [images, 1].
+
+    frequency_shift  `downscale_freq_shift` of diffusers: frequency i is 10000^(-i / (128 - shift))
+    """
+
+    frequency_shift: float = 0.0
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `timestep_embedding`."""
@@ -108,6 +132,7 @@ class TimestepEmbedding(Embedding):
         arguments: dict[str, Argument] = {
             "t": Value(self.source, (images, 1), FLOAT32),
             "dtype": step.activations,
+            "downscale_freq_shift": self.frequency_shift,
         }
         if self.added:
             outputs = self.weights[-1].shape(step.shard)[1]
@@ -120,7 +145,7 @@ class TimestepEmbedding(Embedding):
         Rounded are the sinusoids, the result of silu, and the sum.
         """
         first, second = self.projections
-        waves = numpy.round(compute_sinusoids(states[self.source].reshape(1, 1)))
+        waves = numpy.round(compute_sinusoids(states[self.source].reshape(1, 1), self.frequency_shift))
         inner = numpy.round(apply_activation(numpy.multiply(waves, first), "silu"))
         y = numpy.multiply(inner, second)
         states[self.output] = numpy.round(y + states[self.added] if self.added else y)
@@ -146,12 +171,58 @@ class PooledEmbedding(Embedding):
         return x
 
 
-def compute_sinusoids(numbers: np.ndarray) -> np.ndarray:
-    """Return cosines, then sines of numbers [images, 1] times 128 frequencies from 1 down to 1e-4, [images, 256]."""
+def compute_sinusoids(numbers: np.ndarray, shift: float = 0.0) -> np.ndarray:
+    """Return cosines, then sines of numbers [images, 1] times 128 frequencies, [images, 256].
+
+    Frequency i is 10000^(-i / (128 - shift)).
+    """
     half = FREQUENCIES // 2
-    exponents = np.float32(-log(_MAX_PERIOD)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    exponents = np.float32(-log(_MAX_PERIOD)) * np.arange(half, dtype=np.float32) / np.float32(half - shift)
     angles = numbers.astype(np.float32) * np.exp(exponents)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+@dataclass(frozen=True)
+class LabelEmbedding(Stateless):
+    """Rows of a table that the labels of images name.
+
+    tensor  table [labels, size] of the checkpoint
+    source  name of the labels, int32 [images, 1], an input of the step
+    output  name of the rows, [images, size]
+    """
+
+    name: str
+    tensor: str
+    labels: int
+    size: int
+    source: str
+    output: str
+    component: ClassVar[str] = "embedding"
+
+    @property
+    def _table(self) -> Weight:
+        return Weight(f"{self.name}.table", (Tensor(self.tensor, (self.labels, self.size), WHOLE),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The table."""
+        return (self._table,)
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Return the launch of `embedding` that writes the rows."""
+        images = step.sequences
+        arguments: dict[str, Argument] = {
+            "ids": Value(self.source, (images, 1), INT32),
+            "table": self._table.value(step),
+            "dtype": step.activations,
+        }
+        work = count_copy_work(Value(self.output, (images, self.size), step.activations))
+        return (Launch("embedding", arguments, (self.output,), work, images, "of labels"),)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Return x unchanged; set the row in `states`, [1, size], rounded."""
+        states[self.output] = numpy.round(numpy.load_rows(self.tensor, states[self.source].reshape(1)))
+        return x
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,11 @@ class Cropped(Cut):
 
     def crop(self, table: np.ndarray) -> np.ndarray:
         """Return a copy of the middle rows and columns; with an odd rest there is one more after them than before."""
-        (top, rows), (left, columns) = (((self.most - count) // 2, count) for count in self.patches)
+        rows, columns = (
+            slice((self.most - count) // 2, (self.most - count) // 2 + count) for count in self.patches
+        )
         grid = table.reshape(self.most, self.most, -1)
-        return grid[top : top + rows, left : left + columns].reshape(rows * columns, -1).copy()
+        return grid[rows, columns].reshape(prod(self.patches), -1).copy()
 
 
 @dataclass(frozen=True)
