@@ -69,6 +69,7 @@ class PixArtConfig(DenoiserConfig):
     sample_size    rows and columns of the latent images for which the positions are defined
     interpolation  factor by which positions of patches are divided
     projects_text  whether two linear layers take the text from `text_size` to the hidden size
+    has_image_size  whether height, width and aspect ratio of the image in pixels are inputs
     """
 
     layers: int
@@ -77,6 +78,7 @@ class PixArtConfig(DenoiserConfig):
     sample_size: int
     interpolation: float
     projects_text: bool
+    has_image_size: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,8 @@ from model.layers.layer import Layer
 from model.layers.mlp import FeedForward
 from model.network import Input, Network, Section
 
+_IMAGE_SIZE = ("height", "width", "aspect_ratio")
+"""Names of inputs for denoisers whose images' sizes in pixels are a condition, float32 [images, 1] each."""
 _ROWS, _TEXT_STATES = "timestep_rows", "text_states"
 _WITHOUT_EFFECT = ("dropout", "norm_num_groups", "upcast_attention", "num_embeds_ada_norm")
 _DEFAULT_TEXT_ROWS = 120
@@ -51,9 +53,10 @@ def read_pixart(fields: Fields) -> PixArtConfig:
     for name in ("double_self_attention", "only_cross_attention", "use_linear_projection"):
         if fields.flag(name, default=False):
             fields.unsupported(name, "true; blocks attend to the image, then to the text")
-    if fields.flag("use_additional_conditions", default=sample == 128):
+    has_image_size = fields.flag("use_additional_conditions", default=sample == 128)
+    if has_image_size and hidden % 3:
         fields.unsupported(
-            "use_additional_conditions", "true; the size of the image is no condition in any layer"
+            "use_additional_conditions", f"true; {hidden} elements of a hidden state are no multiple of 3"
         )
     text = fields.count("caption_channels", default=hidden)
     cross = fields.count("cross_attention_dim", default=hidden)
@@ -66,15 +69,15 @@ def read_pixart(fields: Fields) -> PixArtConfig:
         eps=fields.number("norm_eps", default=EPS),
         interpolation=fields.number("interpolation_scale", default=max(sample // 64, 1)),
         projects_text="caption_channels" in fields,
+        has_image_size=has_image_size,
     )
     refuse_unread(fields, *_WITHOUT_EFFECT)
     return config
 
 
 def compose(config: PixArtConfig) -> Network:
-    """Return the network of the denoiser; inputs are latents, timesteps, the encoded text and its lengths."""
+    """Return the network of the denoiser; inputs are latents, timesteps, the encoded text, its lengths, and sizes."""
     hidden = config.hidden_size
-    embedder = "adaln_single.emb.timestep_embedder"
     first: list[Layer] = [
         PatchInput(
             "patches",
@@ -86,12 +89,7 @@ def compose(config: PixArtConfig) -> Network:
                 config.patches, hidden, config.sample_size // config.patch_size, config.interpolation
             ),
         ),
-        TimestepEmbedding(
-            "timestep",
-            TIMESTEPS,
-            EMBEDDING,
-            build_pair(embedder, hidden, FREQUENCIES),
-        ),
+        *_build_embeddings(config),
         ConditionRows(
             "timestep_rows", EMBEDDING, build_linear("adaln_single.linear", 6 * hidden, hidden), (_ROWS,)
         ),
@@ -106,9 +104,29 @@ def compose(config: PixArtConfig) -> Network:
             TIMESTEPS: Input(TIMESTEPS, dtype=FLOAT32),
             TEXT: Input(TEXT, dtype=None),
             LENGTHS: Input(LENGTHS),
+            **{name: Input(name, dtype=FLOAT32) for name in _IMAGE_SIZE if config.has_image_size},
         },
         ("x",),
     )
+
+
+def _build_embeddings(config: PixArtConfig) -> list[TimestepEmbedding]:
+    """Return the layers that embed the timestep, with thirds for height, width and aspect ratio added if it has them.
+
+    A third is an embedding of the hidden size, of which other elements are zeros, so that each layer adds the sum of
+    those before it.
+    """
+    hidden, tensor, added = config.hidden_size, "adaln_single.emb", ""
+    layers = []
+    third = hidden // 3
+    embedders = ("resolution_embedder", "resolution_embedder", "aspect_ratio_embedder")
+    for index, (name, embedder) in enumerate(zip(_IMAGE_SIZE, embedders) if config.has_image_size else ()):
+        pair = build_pair(f"{tensor}.{embedder}", third, FREQUENCIES)
+        padding = index * third, (2 - index) * third
+        layers.append(TimestepEmbedding(name, name, f"{name}_embedding", pair, added, padding=padding))
+        added = f"{name}_embedding"
+    pair = build_pair(f"{tensor}.timestep_embedder", hidden, FREQUENCIES)
+    return [*layers, TimestepEmbedding("timestep", TIMESTEPS, EMBEDDING, pair, added)]
 
 
 def _build_text_projection(config: PixArtConfig) -> TextProjection:

@@ -32,6 +32,7 @@ class Case:
     guidance    guidance of each image times 1000; None for a denoiser without this input
     pooled      elements of a pooled text; 0 for a denoiser without this input
     labels      class of each image; empty for a denoiser without classes
+    pixels      rows and columns of each image in pixels; empty for a denoiser without these inputs
     """
 
     class_name: str
@@ -44,6 +45,7 @@ class Case:
     guidance: tuple[float, ...] | None = None
     pooled: int = 0
     labels: tuple[int, ...] = ()
+    pixels: tuple[tuple[int, int], ...] = ()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -74,6 +76,10 @@ class Case:
             inputs["pooled"] = rng.standard_normal((images, self.pooled), np.float32)
         if self.guidance is not None:
             inputs["guidance"] = np.array(self.guidance, np.float32)[:, None]
+        if self.pixels:
+            sizes = [(rows, columns, rows / columns) for rows, columns in self.pixels]
+            columns = np.split(np.array(sizes, np.float32), 3, axis=1)
+            inputs |= dict(zip(("height", "width", "aspect_ratio"), columns))
         return inputs
 
 
@@ -168,6 +174,19 @@ CASES = {
         (4, 4),
         (7, 32),
     ),
+    "pixart with the size of images": Case(
+        "PixArtTransformer2DModel",
+        PIXART
+        | {
+            "attention_head_dim": 24,
+            "cross_attention_dim": 48,
+            "num_layers": 1,
+            "use_additional_conditions": True,
+        },
+        (8, 8),
+        (7, 32),
+        pixels=((1024, 1024), (512, 2048)),
+    ),
     "flux with guidance": describe_flux({}, (8, 8), guidance=(3500.0, 1000.0)),
     "flux without guidance, other sizes": describe_flux(
         {"guidance_embeds": False, "num_attention_heads": 4, "num_layers": 1, "num_single_layers": 1},
@@ -223,12 +242,14 @@ def _run_pixart(module: Any, inputs: Mapping[str, Any]) -> Any:
     import torch
 
     mask = torch.arange(inputs["text"].shape[1])[None] < inputs["text_lengths"]
+    has_size = "height" in inputs
+    resolution = torch.cat([inputs["height"], inputs["width"]], dim=1) if has_size else None
     return module(
         inputs["latents"],
         encoder_hidden_states=inputs["text"],
         encoder_attention_mask=mask.long(),
         timestep=inputs["timesteps"][:, 0],
-        added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+        added_cond_kwargs={"resolution": resolution, "aspect_ratio": inputs.get("aspect_ratio")},
         return_dict=False,
     )[0]
 

@@ -122,6 +122,19 @@ CASES = {
         prompts=CAPITALS,
         text_rows=300,
     ),
+    "size of images": Case(
+        SOLVER,
+        steps=2,
+        transformer=PIXART
+        | {
+            "attention_head_dim": 24,
+            "cross_attention_dim": 48,
+            "num_layers": 1,
+            "sample_size": 128,
+            "interpolation_scale": 2,
+            "use_additional_conditions": True,
+        },
+    ),
 }
 
 
@@ -232,6 +245,8 @@ def record(case: Case, folder: Path) -> np.ndarray:
         num_inference_steps=case.steps,
         guidance_scale=case.guidance,
         latents=torch.from_numpy(draw_noise()),
+        height=2 * LATENT_SHAPE[1],
+        width=2 * LATENT_SHAPE[2],
         max_sequence_length=case.text_rows,
         use_resolution_binning=False,
         clean_caption=False,

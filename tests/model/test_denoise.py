@@ -31,6 +31,7 @@ from model.runners.pipelines import open_pipeline
 from tests.model.pipeline_oracles import (
     CASES,
     FLOW,
+    LATENT_SHAPE,
     NEGATIVE_PROMPT,
     PROMPTS,
     Case,
@@ -79,7 +80,7 @@ def draw(folder: Path, case: Case, dtype: str = "float32", ranks: int = 0) -> Dr
     from model.device import SimulatedDevice
 
     backend = KernelBackend(SimulatedDevice("trn2", ranks)) if ranks else ReferenceBackend()
-    runner = ImageRunner(open_pipeline(folder, dtype), backend)
+    runner = ImageRunner(open_pipeline(folder, dtype).resize(*LATENT_SHAPE[1:]), backend)
     requests = [replace(request, prompt=prompt) for request, prompt in zip(REQUESTS, case.prompts)]
     return runner.draw(requests, Sampling(case.steps, case.guidance), draw_noise())
 
@@ -104,7 +105,7 @@ def test_recordings_are_those_of_diffusers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("name", ["flow", "t5", "sigma"])
+@pytest.mark.parametrize("name", ["flow", "t5", "sigma", "size of images"])
 def test_kernels_draw_the_images_of_diffusers(name: str, ranks: int, folders: dict[str, Path]) -> None:
     images = draw(folders[name], CASES[name], ranks=ranks).images
     errors = np.abs(images.astype(int) - RECORDINGS[name])

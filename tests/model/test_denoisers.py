@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import ml_dtypes
@@ -43,7 +44,7 @@ def bound_error(expected: np.ndarray, unit: float, case: Case) -> float:
     A sinusoid of a number t has an error of up to 2^-22 * t in float32, here and in diffusers, times its frequency. The
     mean square of the frequencies from 1 to 1e-4 is 1 / (2 ln 10^4) = 0.23^2.
     """
-    largest = max(*case.timesteps, *(case.guidance or ()))
+    largest = max(*case.timesteps, *(case.guidance or ()), *chain.from_iterable(case.pixels))
     return (200 * unit + 0.25 * 2.0**-22 * largest) * float(np.abs(expected).max())
 
 
@@ -95,7 +96,9 @@ def test_bfloat16_weights_with_float32_activations(tmp_path: Path) -> None:
     np.testing.assert_allclose(images, expected, rtol=0, atol=bound_error(expected, UNIT, case))
 
 
-@pytest.mark.parametrize("name", ["pixart", "flux with guidance", "sd3", "dit"])
+@pytest.mark.parametrize(
+    "name", ["pixart", "pixart with the size of images", "flux with guidance", "sd3", "dit"]
+)
 def test_images_of_a_batch_equal_the_images_alone(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     reference = ReferenceComponent(open_case(case, tmp_path))
@@ -112,7 +115,14 @@ def test_images_of_a_batch_equal_the_images_alone(name: str, tmp_path: Path) -> 
         ({"norm_type": "ada_norm_zero"}, "norm_type: 'ada_norm_zero'; the only norms"),
         ({"activation_fn": "geglu"}, "activation_fn: 'geglu'"),
         ({"norm_elementwise_affine": True}, "norm_elementwise_affine: true"),
-        ({"use_additional_conditions": True}, "use_additional_conditions: true"),
+        (
+            {"use_additional_conditions": True},
+            "use_additional_conditions: true; 32 elements of a hidden state",
+        ),
+        (
+            {"sample_size": 128, "use_additional_conditions": None},
+            "use_additional_conditions: true; 32 elements",
+        ),
         ({"sample_size": 9}, "sample_size: 9 is not a multiple of patch_size, 2"),
         ({"out_channels": 5}, "out_channels: 5 is neither in_channels, 4, nor twice"),
         ({"cross_attention_dim": 48}, "cross_attention_dim: 48 is not the hidden size, 32"),

@@ -10,7 +10,7 @@ products are all-reduced, so that no rank reads all of a large denoiser's modula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ from model.layers.shard import (
     MatrixCut,
     slice_evenly,
 )
-from model.layers.weight import Tensor, Weight, create_argument
+from model.layers.weight import Tensor, Weight, Zeros, create_argument
 
 FREQUENCIES = 256
 """Sinusoids of a timestep, half of them cosines; diffusers' denoisers all have this number."""
@@ -67,6 +67,7 @@ class Embedding(Stateless):
     projections  the linear layers
     added        name of an array of the embedding's shape that is added; "" for none
     is_divided   whether ranks divide the embedding's elements
+    padding      zeros before and after the outputs of the second projection, for one part of an embedding
     """
 
     name: str
@@ -75,6 +76,7 @@ class Embedding(Stateless):
     projections: tuple[Projection, Projection]
     added: str = ""
     is_divided: bool = False
+    padding: tuple[int, int] = (0, 0)
     component: ClassVar[str] = "embedding"
 
     def _list_weights(self) -> tuple[Weight | None, ...]:
@@ -84,9 +86,18 @@ class Embedding(Stateless):
         return (
             create_matrix(f"{self.name}.w_1", first),
             create_bias(f"{self.name}.b_1", first),
-            create_matrix(f"{self.name}.w_2", second, cut),
-            create_bias(f"{self.name}.b_2", second, bias_cut),
+            self._pad(create_matrix(f"{self.name}.w_2", second, cut)),
+            self._pad(create_bias(f"{self.name}.b_2", second, bias_cut)),
         )
+
+    def _pad(self, weight: Weight | None) -> Weight | None:
+        """Return a weight with columns of zeros for `padding`."""
+        if weight is None or not any(self.padding):
+            return weight
+        assert not self.is_divided, "a part of an embedding is whole on every rank"
+        (tensor,) = weight.tensors
+        before, after = ((Zeros("", (n, *tensor.shape[1:]), tensor.cut),) if n else () for n in self.padding)
+        return replace(weight, tensors=(*before, tensor, *after))
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -147,7 +158,7 @@ class TimestepEmbedding(Embedding):
         first, second = self.projections
         waves = numpy.round(compute_sinusoids(states[self.source].reshape(1, 1), self.frequency_shift))
         inner = numpy.round(apply_activation(numpy.multiply(waves, first), "silu"))
-        y = numpy.multiply(inner, second)
+        y = np.pad(numpy.multiply(inner, second), ((0, 0), self.padding))
         states[self.output] = numpy.round(y + states[self.added] if self.added else y)
         return x
 

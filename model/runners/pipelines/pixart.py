@@ -67,8 +67,14 @@ class PixArtPipeline(ImagePipeline):
         return {"text": encoder.run(inputs)["x"], "text_lengths": lengths}
 
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
-        """Return the timestep of each image."""
-        return {"timesteps": np.full((len(latents), 1), timestep, np.float32)}
+        """Return the timestep of each image, and its size in pixels if that is a condition."""
+        numbers = {"timesteps": timestep}
+        config = self.denoiser_config
+        assert isinstance(config, PixArtConfig)
+        if config.has_image_size:
+            rows, columns = self.image_size
+            numbers |= {"height": rows, "width": columns, "aspect_ratio": rows / columns}
+        return {name: np.full((len(latents), 1), number, np.float32) for name, number in numbers.items()}
 
 
 def prepare_prompt(text: str) -> str:
