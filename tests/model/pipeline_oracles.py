@@ -1,7 +1,7 @@
 """Images that pipelines of diffusers make with random weights, stored for tests.
 
-`python -m tests.model.pipeline_oracles` writes `pipeline_oracles.npz` with diffusers 0.42.1. Tests read this file where
-diffusers is not installed.
+`python -m tests.model.pipeline_oracles` writes `pipeline_oracles.npz` and `pipeline_sizes.npz` with diffusers 0.42.1.
+Tests read these files where diffusers is not installed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.model.text_encoder_oracles import STORED as STORED_PIECES
 from tests.model.text_encoder_oracles import T5_TOKENIZERS, list_t5_shapes
 
 STORED = Path(__file__).with_suffix(".npz")
+STORED_SIZES = STORED.with_stem("pipeline_sizes")
 CLIP = {
     "architectures": ["CLIPTextModel"],
     "model_type": "clip_text_model",
@@ -255,9 +256,16 @@ def record(case: Case, folder: Path) -> np.ndarray:
     return (made.images * 255).round().astype(np.uint8)
 
 
-def read_recordings() -> dict[str, np.ndarray]:
-    """Return the stored images by name of the case."""
-    with np.load(STORED) as stored:
+def record_sizes(side: int) -> np.ndarray:
+    """Return the sizes of images that diffusers has for a model of squares, int32 [sizes, rows and columns]."""
+    from diffusers.pipelines.pixart_alpha import pipeline_pixart_alpha
+
+    return np.array(list(getattr(pipeline_pixart_alpha, f"ASPECT_RATIO_{side}_BIN").values()), np.int32)
+
+
+def read_recordings(path: Path = STORED) -> dict[str, np.ndarray]:
+    """Return the stored images by name of the case, or the arrays of another file."""
+    with np.load(path) as stored:
         return {name: stored[name] for name in stored.files}
 
 
@@ -267,3 +275,4 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             recordings[name] = record(case, write_pipeline(Path(folder), case, list_shapes(case)))
     np.savez_compressed(STORED, **recordings)
+    np.savez_compressed(STORED_SIZES, **{str(side): record_sizes(side) for side in (256, 512, 1024)})

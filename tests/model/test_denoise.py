@@ -28,20 +28,24 @@ from model.runners.denoise import (
     find_tile,
 )
 from model.runners.pipelines import open_pipeline
+from model.runners.pipelines.pipeline import ImagePipeline
 from tests.model.pipeline_oracles import (
     CASES,
     FLOW,
     LATENT_SHAPE,
     NEGATIVE_PROMPT,
     PROMPTS,
+    STORED_SIZES,
     Case,
     draw_noise,
     read_recordings,
     record,
+    record_sizes,
     write_pipeline,
 )
 
 RECORDINGS = read_recordings()
+RECORDINGS_OF_SIZES = read_recordings(STORED_SIZES)
 REQUESTS = [ImageRequest(prompt, seed, NEGATIVE_PROMPT) for seed, prompt in enumerate(PROMPTS)]
 
 
@@ -262,6 +266,54 @@ def test_takes_the_sizes_of_the_model(folder: Path) -> None:
     assert pipeline.with_image_size(16, 16).image_size == (16, 16)
     with pytest.raises(ModelError, match="32x16 pixels is no size of this model; its sizes are 16x16"):
         pipeline.with_image_size(16, 32)
+
+
+SIDES = {32: 256, 64: 512, 128: 1024}
+
+
+def open_large(folder: Path, sample: int) -> ImagePipeline:
+    """Return a pipeline planned for latents of `sample` rows, which its autoencoder makes 8 times as large."""
+    edit(folder / "transformer" / "config.json", sample_size=sample)
+    blocks = {"block_out_channels": [16] * 4, "sample_size": 8 * sample}
+    blocks |= {
+        f"{way}_block_types": [f"{name}Block2D"] * 4
+        for way, name in (("down", "DownEncoder"), ("up", "UpDecoder"))
+    }
+    edit(folder / "vae" / "config.json", **blocks)
+    return open_pipeline(folder, is_planned=True)
+
+
+@pytest.mark.parametrize("sample", SIDES)
+def test_sizes_are_the_aspect_ratios_of_diffusers(sample: int, folder: Path) -> None:
+    pipeline, side = open_large(folder, sample), SIDES[sample]
+    recorded = RECORDINGS_OF_SIZES[str(side)].tolist()
+    assert sorted(map(list, pipeline.sizes)) == sorted(recorded)
+    assert len(recorded) == 33 and pipeline.sizes[0] == (side, side)
+    for rows, columns in pipeline.sizes:
+        resized = pipeline.with_image_size(rows, columns)
+        assert resized.image_size == (rows, columns)
+        assert resized.denoiser_config.rows * 16 * 16 == rows * columns
+
+
+def test_no_other_sizes_are_known_of_other_squares(folder: Path) -> None:
+    assert open_large(folder, 30).sizes == [(240, 240)]
+    assert open_large(folder, 256).sizes == [(2048, 2048)]
+
+
+@pytest.mark.parametrize(
+    ("size", "nearest"), [((500, 1000), "704x352"), ((1024, 1024), "512x512"), ((9, 1), "256x1024")]
+)
+def test_a_refusal_names_the_nearest_of_many_sizes(size: tuple[int, int], nearest: str, folder: Path) -> None:
+    pipeline = open_large(folder, 64)
+    with pytest.raises(ModelError, match=f"of its 33 sizes, {nearest} has the nearest aspect ratio"):
+        pipeline.with_image_size(*size)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("side", SIDES.values())
+def test_recorded_sizes_are_those_of_diffusers(side: int) -> None:
+    pytest.importorskip("diffusers", reason="diffusers needs Python 3.11")
+    np.testing.assert_array_equal(record_sizes(side), RECORDINGS_OF_SIZES[str(side)])
 
 
 def edit(path: Path, **fields: Any) -> None:

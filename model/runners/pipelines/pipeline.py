@@ -19,6 +19,8 @@ from model.loading.text_tokenizer import TextTokenizer
 from model.noise_schedules import NoiseSchedule, Trajectory
 from model.runners.component import Arrays, Component
 
+_MOST_LISTED = 4
+"""Most sizes of images that a refusal lists."""
 P = TypeVar("P", bound="ImagePipeline")
 
 
@@ -98,14 +100,20 @@ class ImagePipeline(ABC):
             ModelError: The size is not one of `sizes`.
         """
         if (rows, columns) not in self.sizes:
-            listed = ", ".join(f"{width}x{height}" for height, width in self.sizes)
             raise ModelError(
-                f"{columns}x{rows} pixels is no size of this model; its sizes are {listed}",
+                f"{columns}x{rows} pixels is no size of this model; {self._describe_sizes(rows / columns)}",
                 "NKW-MODEL-OPTION",
             )
         return self.resize(
             rows // self.autoencoder_config.spatial_scale, columns // self.autoencoder_config.spatial_scale
         )
+
+    def _describe_sizes(self, aspect_ratio: float) -> str:
+        """Return the sizes in words, or only the one with the nearest ratio of rows to columns if they are many."""
+        if len(self.sizes) <= _MOST_LISTED:
+            return "its sizes are " + ", ".join(f"{width}x{height}" for height, width in self.sizes)
+        height, width = min(self.sizes, key=lambda size: abs(size[0] / size[1] - aspect_ratio))
+        return f"of its {len(self.sizes)} sizes, {width}x{height} has the nearest aspect ratio"
 
     @abstractmethod
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:

@@ -26,6 +26,52 @@ from model.runners.pipelines.pipeline import Backend, ImagePipeline, encode_ids
 _TOKENIZERS = {"CLIPTextModel": ("CLIPTokenizer",), "T5EncoderModel": ("T5Tokenizer", "T5TokenizerFast")}
 _MOST_TEXT_ROWS = {"PixArtAlphaPipeline": 120, "PixArtSigmaPipeline": 300}
 """Most tokens of a text by class of pipeline, the defaults of diffusers; a text encoder may take fewer."""
+_ASPECTS = (
+    *(
+        (8, 32),
+        (8, 29),
+        (9, 28),
+        (9, 27),
+        (9, 26),
+        (10, 25),
+        (10, 24),
+        (11, 23),
+        (11, 22),
+        (11, 21),
+        (12, 21),
+    ),
+    *(
+        (12, 20),
+        (13, 19),
+        (13, 18),
+        (14, 18),
+        (14, 17),
+        (15, 17),
+        (15, 16),
+        (16, 16),
+        (16, 15),
+        (17, 15),
+        (17, 14),
+    ),
+    *(
+        (18, 14),
+        (18, 13),
+        (19, 13),
+        (20, 12),
+        (21, 12),
+        (22, 11),
+        (23, 11),
+        (24, 10),
+        (25, 10),
+        (27, 9),
+        (32, 8),
+    ),
+)
+"""Rows and columns of the images of which PixArt was trained, in sixteenths of the rows of the square one.
+
+They are ASPECT_RATIO_256_BIN, _512_BIN and _1024_BIN of diffusers.
+"""
+_SIDES_WITH_ASPECTS = (256, 512, 1024)
 
 
 @dataclass(frozen=True)
@@ -37,11 +83,16 @@ class PixArtPipeline(ImagePipeline):
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
-        """The square size for which the denoiser's positions are defined."""
+        """The square size for which the denoiser's positions are defined, then others of about as many pixels.
+
+        Other sizes are known for squares of 256, 512 and 1024 pixels.
+        """
         config = self.denoiser.config
         assert isinstance(config, PixArtConfig)
         side = config.sample_size * self.autoencoder_config.spatial_scale
-        return [(side, side)]
+        aspects = _ASPECTS if side in _SIDES_WITH_ASPECTS else ()
+        others = [(side * rows // 16, side * columns // 16) for rows, columns in aspects if rows != columns]
+        return [(side, side), *others]
 
     @property
     def text_encoders(self) -> Sequence[LoadedComponent]:
