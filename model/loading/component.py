@@ -108,13 +108,6 @@ class LoadedComponent:
         return describe_all_ranks(self.config, dtypes, activations, mesh.tensor)
 
 
-_RENAMED = {
-    ("Transformer2DModel", "ada_norm_single"): "PixArtTransformer2DModel",
-    ("Transformer2DModel", "ada_norm_zero"): "DiTTransformer2DModel",
-}
-"""Classes of diffusers by the class and the `norm_type` of configs that were published before they had these names."""
-
-
 def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig:
     """Return the config of a component from its folder's config.json; arguments and errors of `LoadedComponent.open`.
 
@@ -127,8 +120,8 @@ def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig
     field = "_class_name" if "_class_name" in fields else "architectures"
     names = fields.get(field, None)
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
-    if name == "Transformer2DModel":
-        name = _RENAMED.get((name, fields.get("norm_type", None)), name)
+    if name == "Transformer2DModel" and fields.get("norm_type", None) == "ada_norm_single":
+        name = "PixArtTransformer2DModel"  # the class of configs from before PixArt had one of its own
     known = {row.architecture: key for key, row in FAMILIES.items() if row.task == task}
     if not isinstance(name, str) or name not in known:
         raise fields.error(field, f"{name!r:.60} is not known; known are {', '.join(known)}")
