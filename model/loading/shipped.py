@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
-SHAPES = PRETRAINED / "shapes"
-SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe", "shapes": SHAPES}
-"""Folders by name: a dense story writer, which is the default, one with routed experts, and a model of images."""
+SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
+"""Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
 
 
 def find_model_name(folder: str | Path) -> str:

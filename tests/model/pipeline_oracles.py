@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from model.loading.shipped import SHAPES
 from model.loading.text_tokenizers import open_text_tokenizer
 from tests.model.denoiser_oracles import PIXART, draw_weight
 from tests.model.text_encoder_oracles import STORED as STORED_PIECES
 from tests.model.text_encoder_oracles import T5_TOKENIZERS, list_t5_shapes
 
 STORED = Path(__file__).with_suffix(".npz")
+TOKENIZER = Path(__file__).with_name("captions_tokenizer")
+"""CLIP tokenizer of captions of coloured shapes, which `tools.train.shapes` writes."""
 STORED_SIZES = STORED.with_stem("pipeline_sizes")
 CLIP = {
     "architectures": ["CLIPTextModel"],
@@ -174,7 +175,7 @@ def write_pipeline(folder: Path, case: Case, shapes: Mapping[str, Mapping[str, t
     if case.has_t5:
         PIECES.write(folder / "tokenizer", bytes(np.load(STORED_PIECES)[PIECES.key]))
     else:
-        shutil.copytree(SHAPES / "tokenizer", folder / "tokenizer", dirs_exist_ok=True)
+        shutil.copytree(TOKENIZER, folder / "tokenizer", dirs_exist_ok=True)
     return folder
 
 

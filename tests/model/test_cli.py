@@ -371,9 +371,9 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
         main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == (
-        "nkw: error: a command is needed: generate, transcribe, serve, chat, run-batch, quantize, compile, peer, top, "
-        "bench, plan, traffic, run, time, memory, check, verify, tune, bundle, compare, lint, doctor, explain, "
-        "fidelity, calibrate, targets\n"
+        "nkw: error: a command is needed: generate, transcribe, imagine, serve, chat, run-batch, quantize, compile, "
+        "peer, top, bench, plan, traffic, run, time, memory, check, verify, tune, bundle, compare, lint, doctor, "
+        "explain, fidelity, calibrate, targets\n"
     )
 
 

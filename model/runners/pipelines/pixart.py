@@ -91,8 +91,8 @@ class PixArtPipeline(ImagePipeline):
         assert isinstance(config, PixArtConfig)
         side = config.sample_size * self.autoencoder_config.spatial_scale
         aspects = _ASPECTS if side in _SIDES_WITH_ASPECTS else ()
-        others = [(side * rows // 16, side * columns // 16) for rows, columns in aspects if rows != columns]
-        return [(side, side), *others]
+        further = [(side * rows // 16, side * columns // 16) for rows, columns in aspects if rows != columns]
+        return [(side, side), *further]
 
     @property
     def text_encoders(self) -> Sequence[LoadedComponent]:
