@@ -13,7 +13,7 @@ from model.config.fields import Fields
 from model.config.folder import check_inside, check_model_folder, list_model_files
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
-from model.families.tasks import Task
+from model.families.tasks import TEXT_ENCODER, Task
 from model.layers.precision import BFLOAT16, choose_activation_dtype
 from model.loading.checkpoint import Checkpoint, open_checkpoint
 from model.loading.weights import (
@@ -117,7 +117,8 @@ def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig
     for file in list_model_files(folder):
         check_inside(file)
     fields = Fields(folder / "config.json")
-    field = "_class_name" if "_class_name" in fields else "architectures"
+    expected = "architectures" if task is TEXT_ENCODER else "_class_name"
+    field = next((name for name in ("_class_name", "architectures") if name in fields), expected)
     names = fields.get(field, None)
     name = names[0] if isinstance(names, list) and len(names) == 1 else names
     if name == "Transformer2DModel" and fields.get("norm_type", None) == "ada_norm_single":

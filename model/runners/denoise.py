@@ -118,7 +118,10 @@ class ImageRunner:
                 steps; or a component computes numbers that are not finite.
         """
         check_count(len(requests))
-        check_memory(self._count_bytes(len(requests)), f"a batch of {len(requests)} images")
+        check_memory(
+            self._count_bytes(len(requests)),
+            f"a batch of {len(requests)} image{'s' if len(requests) > 1 else ''}",
+        )
         generators = _create_generators(requests)
         shape = self._latent_shape
         if noise is None:

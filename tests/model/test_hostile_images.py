@@ -121,7 +121,7 @@ def test_refuses_a_batch_that_exceeds_the_memory(
     monkeypatch.setattr("model.errors.memory_bytes", lambda: needed)
     assert runner.draw([ImageRequest("a")], Sampling(1)).images.shape == (1, 16, 16, 3)
     monkeypatch.setattr("model.errors.memory_bytes", lambda: needed - 1)
-    with pytest.raises(ModelError, match="a batch of 1 images takes"):
+    with pytest.raises(ModelError, match="a batch of 1 image takes"):
         runner.draw([ImageRequest("a")], Sampling(1))
 
 
@@ -217,6 +217,7 @@ def test_names_a_damaged_schedule_once(folder: Path) -> None:  # noqa: F811
     ("file", "fields", "message"),
     [
         ("vae/config.json", {"latent_channels": 5}, "latent images have 4 channels"),
+        ("vae/config.json", {"out_channels": 4}, "vae decodes images of 4 channels; images need 3"),
         ("transformer/config.json", {"caption_channels": 48}, "takes encoded texts of 48 elements"),
     ],
 )

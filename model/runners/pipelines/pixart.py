@@ -168,6 +168,11 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
             f"{autoencoder.config.latent_channels} in that of vae; they must be equal",
             "NKW-MODEL-PIPELINE",
         )
+    if autoencoder.config.out_channels != 3:
+        raise ModelError(
+            f"{folder.path}: vae decodes images of {autoencoder.config.out_channels} channels; images need 3",
+            "NKW-MODEL-PIPELINE",
+        )
     if encoder_config.hidden_size != config.text_size:
         raise ModelError(
             f"{folder.path}: transformer takes encoded texts of {config.text_size} elements and text_encoder returns "
