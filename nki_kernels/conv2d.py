@@ -192,7 +192,7 @@ def conv2d_reference(
     With moments the normalised and activated x is rounded too. The moments of y are those of the rounded y.
     """
     if moments is not None:
-        x = normalise_by_moments(x, moments, norm_weight, norm_bias, groups, eps, norm_activation)
+        x = normalise_by_moments_reference(x, moments, norm_weight, norm_bias, groups, eps, norm_activation)
     if image is not None:
         x = x.reshape(-1, *image, x.shape[1]).transpose(0, 3, 1, 2)
     padded = np.pad(widened(x), ((0, 0), (0, 0), *zip(padding, padding_end or padding)))
@@ -202,16 +202,16 @@ def conv2d_reference(
     sums = sums + widened_or_zero(bias)
     active = sums if activation is None else activation_reference(sums, activation)
     y = (active.transpose(0, 3, 1, 2) + widened_or_zero(added)).astype(x.dtype)
-    return (y, compute_moments(y)) if returns_moments else y
+    return (y, compute_moments_reference(y)) if returns_moments else y
 
 
-def compute_moments(y: np.ndarray) -> np.ndarray:
+def compute_moments_reference(y: np.ndarray) -> np.ndarray:
     """Return mean and variance of each channel of images y [N, O, H, W], [N, O, 2] float32, or float64 for float64."""
     pixels = widened(y).reshape(*y.shape[:2], -1)
     return np.stack([pixels.mean(axis=2), pixels.var(axis=2)], axis=2)
 
 
-def normalise_by_moments(
+def normalise_by_moments_reference(
     x: np.ndarray,
     moments: np.ndarray,
     weight: np.ndarray,

@@ -781,8 +781,8 @@ def test_it_continues_no_texts(folder) -> None:
             "FAMILIES: dict[str, Family] = {\n",
             "FAMILIES: dict[str, Family] = {\n"
             '    "toy_image": Family("model.families.toy_image", "toy_image", "ToyImageFilter", TOY_IMAGE),\n',
-            "import SPEECH, TEXT, Task\n",
-            "import SPEECH, TEXT, TOY_IMAGE, Task\n",
+            "TEXT, TEXT_ENCODER, Task\n",
+            "TEXT, TEXT_ENCODER, TOY_IMAGE, Task\n",
         ),
         "nkw/verbs.py": (
             "MODEL_VERBS = {\n",

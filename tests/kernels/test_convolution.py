@@ -9,7 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from nki_kernels.conv2d import compute_moments
+from nki_kernels.conv2d import compute_moments_reference
 from nki_kernels.convolution.packing import choose_pack
 from nki_kernels.convolution.windows import Windows, choose_stripe_sizes, choose_tile_sizes
 from tests.kernels.accuracy import normal, run, whole_numbers
@@ -381,7 +381,7 @@ def normalised(
     """Return arguments of a convolution of normalised images whose moments are those of the images."""
     x, w, bias, *_ = images(shape, outputs, window, dtype=dtype, weights=weights)
     x = (x.astype(F32) + mean).astype(dtype)
-    moments = compute_moments(x) if x.any() else normal(4, *shape[:2], 2)
+    moments = compute_moments_reference(x) if x.any() else normal(4, *shape[:2], 2)
     norm = (normal(seed, 1, shape[1], dtype=weights or dtype) for seed in (5, 6))
     epilogue = stride, padding, None, None, added, None
     return x, w, bias, *epilogue, moments, *norm, groups, eps, activation, True
@@ -443,7 +443,7 @@ def test_moments_without_a_norm_are_those_of_the_results() -> None:
     y, moments = run(
         kernels.conv2d, (x, w, bias, *geometry, None, None, None, None, None, None, None, 1, 0.0, None, True)
     )
-    np.testing.assert_allclose(moments, compute_moments(y), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(moments, compute_moments_reference(y), rtol=1e-5, atol=1e-6)
     assert np.array_equal(y, run(kernels.conv2d, (x, w, bias, *geometry)))
 
 

@@ -66,7 +66,7 @@ class TestTimestepEmbedding(KernelTests):
             refuse("w_2 has 19 rows for 20 columns of w_1", w_2=normal(4, 19, 12)),
             refuse("b_2 is [1, 12], not (12, 1)", b_2=normal(5, 12, 1)),
             refuse("added is [2, 12], not (1, 12)", added=normal(6, 1, 12)),
-            refuse("added is bfloat16, w_1 is float32", added=normal(6, 2, 12, dtype=BF16)),
+            refuse("added is bfloat16, y is float32", added=normal(6, 2, 12, dtype=BF16)),
         ],
         limits=[
             limit("images", 128, "at most 128 images, not 129"),
