@@ -116,7 +116,7 @@ def _parse_figure(words: list[str], text: str) -> Figure:
 class Split:
     """Captions that training never sees, in any part.
 
-    figures  sized figures that no training picture shows: one of the two sizes of most pairs of colour and shape
+    figures  sized figures that no training picture shows: of each shape, one colour in small and one in large
     pairs    unordered pairs of (colour, shape) that no training picture shows together
     """
 
@@ -135,18 +135,16 @@ class Split:
 def make_split() -> Split:
     """Return the division of captions into training and held-out ones; it is the same at every call.
 
-    Of each colour, four of its five shapes are held out in one size, so every shape, colour and size is seen. A fifth
-    of the pairs of different (colour, shape) are held out.
+    Of each shape, one colour is held out in large and the next one in small, so most pairs of colour and shape are seen
+    in both sizes. A fifth of the pairs of different (colour, shape) are held out.
     """
+    colours = list(COLOURS)
+    figures = [
+        Figure(colours[(position + offset) % len(colours)], shape, size)
+        for position, shape in enumerate(SHAPES)
+        for offset, size in ((1, "large"), (2, "small"))
+    ]
     rng = np.random.default_rng(_SPLIT_SEED)
-    figures = []
-    for index, colour in enumerate(COLOURS):
-        complete = SHAPES[index % len(SHAPES)]
-        figures += [
-            Figure(colour, shape, SIZES[(index + position) % 2])
-            for position, shape in enumerate(SHAPES)
-            if shape != complete
-        ]
     appearances = list(itertools.product(COLOURS, SHAPES))
     pairs = [frozenset(pair) for pair in itertools.combinations(appearances, 2)]
     chosen = rng.permutation(len(pairs))[: round(_HELD_OUT_PAIRS * len(pairs))]

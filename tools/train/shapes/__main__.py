@@ -13,7 +13,7 @@ from pathlib import Path
 
 from diffusers import AutoencoderKL, PixArtTransformer2DModel
 from torch import nn
-from transformers import CLIPTextModel
+from transformers import T5EncoderModel
 
 from tools.shapes.captions import list_held_out_captions
 from tools.train.shapes.autoencoder import train_autoencoder
@@ -23,7 +23,7 @@ from tools.train.shapes.folder import create_folder, load_tokenizer
 
 def evaluate(folder: Path) -> None:
     """Print, for several numbers of steps, how many pictures of held-out captions are right."""
-    components = {"transformer": PixArtTransformer2DModel, "text_encoder": CLIPTextModel}
+    components = {"transformer": PixArtTransformer2DModel, "text_encoder": T5EncoderModel}
     module = nn.ModuleDict(
         {name: component.from_pretrained(folder / name).float() for name, component in components.items()}
     )

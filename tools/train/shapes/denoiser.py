@@ -1,6 +1,6 @@
 """Training of the denoiser and its text encoder: flow matching on the autoencoder's latents.
 
-x_t = (1 - t) * latents + t * noise,   the denoiser learns noise - latents,   t = sigmoid of a normal number
+x_t = (1 - t) * latents + t * noise,   the denoiser learns noise - latents,   t = sigmoid(0.5 + 1.2 * normal number)
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 
 
     def compute_loss() -> torch.Tensor:
         latents, texts = dataset.draw_batch(rng, batch)
-        t = torch.sigmoid(torch.randn(batch, 1, 1, 1))
+        t = torch.sigmoid(0.5 + 1.2 * torch.randn(batch, 1, 1, 1))
         noise = torch.randn_like(latents)
         text = encode_texts(module, tokenizer, texts)
         flow = predict_flow(module, (1 - t) * latents + t * noise, t.flatten(), text)

@@ -6,20 +6,25 @@ Parts are those of diffusers and transformers, so a trained folder opens there.
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, PixArtTransformer2DModel
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace, Sequence, WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import T5Config, T5EncoderModel, T5TokenizerFast
 
 from tools.shapes.captions import COLOURS, RELATIONS, SHAPES, SIZES
 
 LATENT_CHANNELS = 8
 WIDTH = 128
 MOST_TOKENS = 16
-"""Tokens of a padded caption; the longest has 12 with its first and last special token."""
+"""Tokens of a padded caption in training; the longest has 11 with its last special token."""
 
 AUTOENCODER = {
     "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -49,38 +54,33 @@ SCHEDULER = {
     "shift": 1.0,
     "use_dynamic_shifting": False,
 }
-START, END = "<|startoftext|>", "<|endoftext|>"
+SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
+_WORD_SCORE, _LETTER_SCORE = -4.0, -12.0
+"""Logarithms of probabilities in the tokenizer: a word as one token is likelier than its letters."""
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write vocab.json, merges.txt and tokenizer_config.json of a CLIP tokenizer in which every word is one token.
+    """Write tokenizer.json and tokenizer_config.json of a T5 tokenizer in which every word is one token.
 
     Letters are tokens too, so other words are spelled.
     """
     words = {"a", *SIZES, *COLOURS, *SHAPES, *(word for relation in RELATIONS for word in relation.split())}
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    vocabulary = dict.fromkeys([*letters, *(f"{letter}</w>" for letter in letters)])
-    merges: dict[str, None] = {}
-    # Earlier merges win: "t r" of triangle has to come before "r i" of right, "b l" of black before "l a" of large.
-    for word in ("triangle", *sorted(words - {"triangle"})):
-        symbols = [*word[:-1], f"{word[-1]}</w>"]
-        for end in range(1, len(symbols)):
-            prefix = "".join(symbols[:end])
-            merges[f"{prefix} {symbols[end]}"] = None
-            vocabulary[prefix + symbols[end]] = None
-    tokens = [*vocabulary, START, END]
+    pieces = [(token, 0.0) for token in SPECIAL_TOKENS]
+    pieces += [(f"\u2581{word}", _WORD_SCORE) for word in sorted(words)]
+    pieces += [(letter, _LETTER_SCORE) for letter in ("\u2581", *string.ascii_lowercase)]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>")))
+    tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Metaspace(prepend_scheme="always")])
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.post_processor = TemplateProcessing(single="$0 </s>", special_tokens=[("</s>", 1)])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(
-        json.dumps({token: index for index, token in enumerate(tokens)}, indent=0) + "\n"
-    )
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        "tokenizer_class": "CLIPTokenizer",
-        "bos_token": START,
-        "eos_token": END,
-        "unk_token": END,
-        "pad_token": END,
-        "model_max_length": MOST_TOKENS,
+        "tokenizer_class": "T5Tokenizer",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "extra_ids": 0,
+        "model_max_length": 120,
     }
     write_json(folder / "tokenizer_config.json", config)
 
@@ -98,8 +98,8 @@ def create_folder(folder: Path) -> None:
     index = {
         "_class_name": "PixArtAlphaPipeline",
         "scheduler": ["diffusers", "FlowMatchEulerDiscreteScheduler"],
-        "text_encoder": ["transformers", "CLIPTextModel"],
-        "tokenizer": ["transformers", "CLIPTokenizer"],
+        "text_encoder": ["transformers", "T5EncoderModel"],
+        "tokenizer": ["transformers", "T5Tokenizer"],
         "transformer": ["diffusers", "PixArtTransformer2DModel"],
         "vae": ["diffusers", "AutoencoderKL"],
     }
@@ -116,31 +116,27 @@ def create_denoiser(folder: Path) -> nn.ModuleDict:
 
     folder: the model folder, whose tokenizer gives the size of the vocabulary.
     """
-    tokenizer = load_tokenizer(folder)
-    text_config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=MOST_TOKENS,
-        hidden_act="gelu",
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        projection_dim=WIDTH,
+    text_config = T5Config(
+        vocab_size=len(load_tokenizer(folder)),
+        d_model=WIDTH,
+        d_kv=WIDTH // 4,
+        d_ff=2 * WIDTH,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
     )
     return nn.ModuleDict(
-        {"transformer": PixArtTransformer2DModel(**DENOISER), "text_encoder": CLIPTextModel(text_config)}
+        {"transformer": PixArtTransformer2DModel(**DENOISER), "text_encoder": T5EncoderModel(text_config)}
     )
 
 
-def load_tokenizer(folder: Path) -> CLIPTokenizer:
+def load_tokenizer(folder: Path) -> T5TokenizerFast:
     """Return the tokenizer of a model folder."""
-    return CLIPTokenizer.from_pretrained(folder / "tokenizer")
+    return T5TokenizerFast.from_pretrained(folder / "tokenizer")
 
 
-def tokenize(tokenizer: CLIPTokenizer, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def tokenize(tokenizer: T5TokenizerFast, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return padded token ids of captions, int64 [captions, 16], and which are no padding, as 1 and 0 of this shape."""
     padded = tokenizer(
         captions, padding="max_length", max_length=MOST_TOKENS, truncation=True, return_tensors="pt"
