@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+_TABLES = ("embed", "shared", "bias")
+"""Parts of the names of tables, whose rows are looked up: they are no matrices of products."""
+
 
 class Training:
     """One training within a budget of processor time, which is saved and continued.
@@ -38,7 +41,11 @@ class Training:
     ) -> None:
         self.module, self.folder, self.budget = module, folder, core_minutes * 60
         self.rate, self.warmup = rate, warmup
-        by_muon = [p for n, p in module.named_parameters() if matrices and p.dim() == 2 and "embed" not in n]
+        by_muon = [
+            parameter
+            for name, parameter in module.named_parameters()
+            if matrices and parameter.dim() == 2 and not any(table in name for table in _TABLES)
+        ]
         chosen = {id(parameter) for parameter in by_muon}
         remaining = [parameter for parameter in module.parameters() if id(parameter) not in chosen]
         self.optimizers: list[torch.optim.Optimizer] = [

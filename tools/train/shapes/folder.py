@@ -54,6 +54,9 @@ SCHEDULER = {
     "shift": 1.0,
     "use_dynamic_shifting": False,
 }
+_NEIGHBOURS = (1, 17, 2, 18)
+"""Buckets of T5's biases for the last word, the next one, and those two words away: a head begins with each."""
+_NEIGHBOUR_BIAS = 4.0
 SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 _WORD_SCORE, _LETTER_SCORE = -4.0, -12.0
 """Logarithms of probabilities in the tokenizer: a word as one token is likelier than its letters."""
@@ -126,9 +129,13 @@ def create_denoiser(folder: Path) -> nn.ModuleDict:
         feed_forward_proj="gated-gelu",
         dropout_rate=0.0,
     )
-    return nn.ModuleDict(
-        {"transformer": PixArtTransformer2DModel(**DENOISER), "text_encoder": T5EncoderModel(text_config)}
-    )
+    text_encoder = T5EncoderModel(text_config)
+    biases = text_encoder.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+    nn.init.zeros_(biases)
+    with torch.no_grad():
+        for head, bucket in enumerate(_NEIGHBOURS):
+            biases[bucket, head] = _NEIGHBOUR_BIAS
+    return nn.ModuleDict({"transformer": PixArtTransformer2DModel(**DENOISER), "text_encoder": text_encoder})
 
 
 def load_tokenizer(folder: Path) -> T5TokenizerFast:
