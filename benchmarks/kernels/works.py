@@ -18,6 +18,7 @@ from model.config import ModelConfig
 from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import GroupedAttention, Positions
 from model.config.rope import RopeParameters
+from model.device import can_divide_among
 from model.families import compose
 from model.layers.joint import join_launches
 from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value, WeightDtypes
@@ -120,12 +121,18 @@ def dense_works() -> Iterator[Work]:
 def divided_works() -> Iterator[Work]:
     """Yield the works that both cores of a logical core share: those of `works` without a shape, and those of 70B tp32.
 
-    A launch that joins several parts of a layer uses one core, so the parts are launched one after another.
+    The launches are those of a model whose ranks have two physical cores: a launch is replaced by the launches that it
+    fuses only if its kernel uses one core.
     """
     for work in works():
         if work.shape is None or work.shape.name == "70B tp32":
-            launches = (single for launch in work.launches for single in launch.fused or (launch,))
+            launches = (single for launch in work.launches for single in _divide_launch(launch))
             yield replace(work, launches=tuple(launches))
+
+
+def _divide_launch(launch: Launch) -> tuple[Launch, ...]:
+    """Return a launch whose kernel divides its work over two cores, else the launches that it fuses, or itself."""
+    return (launch,) if can_divide_among(launch.kernel, lnc=2) else launch.fused or (launch,)
 
 
 def _matmul(size: int, transposed: bool) -> Work:

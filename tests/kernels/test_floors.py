@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -14,12 +16,40 @@ from benchmarks.kernels.public import best_public
 from benchmarks.kernels.summary import summary
 from benchmarks.kernels.table import line, stored, text
 from benchmarks.kernels.works import dense_works, divided_works, works
+from model.layers.joint import join_launches
 from model.plan.roofline import Bound
 
 
 def test_there_are_332_works_with_titles_of_their_own_and_76_of_two_cores() -> None:
     assert len({work.title for work in list_works(1)}) == 332
     assert len({work.title for work in divided_works()}) == 76
+
+
+def test_works_of_two_cores_launch_what_a_model_launches_on_them() -> None:
+    """A kernel that divides its work is launched whole; `decoder_layer_decode`, which uses one core, is not."""
+    works_by_title, divided_by_title = (
+        {work.title: work for work in rows()} for rows in (works, divided_works)
+    )
+    for title, work in divided_by_title.items():
+        launches = list(works_by_title[title].launches)
+        if title.startswith("decode layer"):
+            launches = [launch for joint in launches for launch in join_launches(joint.fused, lnc=2)]
+        assert list(work.launches) == launches, title
+    kernels = [launch.kernel for launch in divided_by_title["decode layer, 70B tp32, B=4 S=1024"].launches]
+    assert kernels == ["attention_block_decode", "mlp"]
+
+
+def test_an_attention_block_on_two_cores_is_faster_than_on_one_and_than_separate_kernels() -> None:
+    """4 sequences of 1024 positions: the three kernels one after another move q, k, v and o through HBM."""
+    title = "decode attention block, 70B tp32, B=4 S=1024"
+    (divided,) = (work for work in divided_works() if work.title == title)
+    (block,) = divided.launches
+    bench = Bench("trn2", cores=2)
+    times = bench.measure(divided).times_us
+    separate = bench.measure(replace(divided, launches=block.fused)).times_us
+    alone = Bench("trn2").measure(divided).times_us
+    for reading in READINGS:
+        assert times[reading] < 0.85 * separate[reading] and times[reading] < alone[reading], reading
 
 
 @pytest.mark.parametrize(("target", "cores"), TABLES)
