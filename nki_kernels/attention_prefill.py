@@ -344,7 +344,7 @@ class HeadLoads(nl.NKIObject):
                 values_after = tuning.values_after if prompts.page == 0 else 0
                 schedule_loads(self.agenda, time, values_after, clean_new_values, head)
             if not needs_late_stores(prompts):
-                schedule_loads(self.agenda, time, tuning.cache_after, store_new, head)
+                schedule_loads(self.agenda, time, self.launch.ahead.cache_after, store_new, head)
             self.cleaned += 1
 
 

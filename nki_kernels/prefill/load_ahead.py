@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
+from nki_kernels.prefill.key_blocks import LOADED_BLOCKS
 from nki_kernels.prefill.position_bias import count_window_bytes
 from nki_kernels.tiles import PARTITIONS, blocks
 
@@ -25,6 +26,12 @@ They are the next one, the one that is scored, and the one for which scores of s
 transposed (`prefill.span_steps`).
 """
 
+EARLY_KEYS = 3072
+"""Most keys of heads loaded early without a causal mask, for each tile of 128 rows of a head; two heads at least.
+
+The first scores wait for loads that are issued before them.
+"""
+
 
 class LoadAhead(nl.NKIObject):
     """How early attention_prefill loads queries and heads, counted in tiles of queries.
@@ -33,6 +40,9 @@ class LoadAhead(nl.NKIObject):
     first use, of at most `early_heads` heads. If `two_heads_fit`, SBUF has room for the keys and values of two heads;
     else those of one are used up before the next are loaded. `query_room` is the number of bytes per partition that all
     tiles of queries may take.
+
+    `cache_after` is the distance between writes of new keys and values to the caches, in keys as in `Tuning`. Without a
+    causal mask it is at most the time of the scores of a head, so that writes of many short heads do not pile up.
     """
 
     def __init__(self, prompts, tuning):
@@ -45,6 +55,15 @@ class LoadAhead(nl.NKIObject):
         self.heads = tuning.heads_ahead if three_fit else 1
         early_room = room - 2 * head_bytes - least - (tuning.queries_ahead - 1) * tile_bytes
         self.early_heads = max(1, min(tuning.early_heads, early_room // head_bytes))
+        self.cache_after = tuning.cache_after
+        if not prompts.step.causal:
+            tiles = blocks(prompts.share.group * prompts.queries)
+            self.early_heads = min(self.early_heads, max(2, EARLY_KEYS * tiles // prompts.keys))
+            loads = blocks(prompts.new_keys, LOADED_BLOCKS * PARTITIONS)
+            # Values are hidden, or rounded to a cache with scales, before they are written.
+            self.cache_after = min(
+                tuning.cache_after, max(tuning.values_after, tiles * prompts.keys // loads)
+            )
         self.query_room = room - (2 if self.two_heads_fit else 1) * head_bytes
         loaded = self.query_room // tile_bytes
         self.queries = max(1, min(tuning.queries_ahead, loaded - LEAST_QUERIES + 1))

@@ -31,7 +31,7 @@ class Tuning(nl.NKIObject):
     recompute_after        from there on to the scores that are computed again, and `by_key_after` to their exp
     multiply_after         from an exp to its products: until the transposes have arrived
     finish_after           from the last product to its copy, `store_after` to the store
-    cache_after            between the writes of 1024 keys and values to a cache
+    cache_after            between the writes of 1024 keys and values to a cache, at most
     values_after           between the cleanings of 1024 values, which products wait for later than scores for keys
     queries_ahead          tiles of queries that are loaded before they are needed, if they fit
     heads_ahead            tiles of queries before its first one at which a head is loaded, and `cleaned_ahead` at which
