@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,6 @@ from model.config.denoisers import DenoiserConfig
 from model.errors import ModelError
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import INDEX
-from model.loading.text_tokenizer import TextTokenizer
 from model.noise_schedules import NoiseSchedule, Trajectory
 from model.runners.component import Arrays, Component
 
@@ -89,9 +88,11 @@ class ImagePipeline(ABC):
     def text_encoders(self) -> Sequence[LoadedComponent]:
         """Text encoders."""
 
-    @abstractmethod
     def resize(self: P, rows: int, columns: int) -> P:
         """Return the pipeline for latent images of another size."""
+        config = self.denoiser_config.with_size(rows, columns, self.denoiser_config.text_rows)
+        autoencoder = self.autoencoder.resize(self.autoencoder_config.with_size(rows, columns))
+        return replace(self, denoiser=self.denoiser.resize(config), autoencoder=autoencoder)
 
     def with_image_size(self: P, rows: int, columns: int) -> P:
         """Return the pipeline for images of another size in pixels.
@@ -138,18 +139,3 @@ class ImagePipeline(ABC):
     def unscale(self, latents: np.ndarray) -> np.ndarray:
         """Return latent images as the autoencoder decodes them."""
         return latents / np.float32(self.autoencoder_config.scaling_factor)
-
-
-def encode_ids(
-    tokenizer: TextTokenizer | None, texts: Sequence[str], rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return padded ids of texts, int32 [texts, rows], and the numbers of their tokens, int32 [texts, 1].
-
-    Args:
-        tokenizer: The tokenizer; None for dry runs, in which all texts are as long as possible.
-        texts: The texts.
-        rows: Ids of a padded text.
-    """
-    if tokenizer is None:
-        return np.zeros((len(texts), rows), np.int32), np.full((len(texts), 1), rows, np.int32)
-    return tokenizer.encode(texts)

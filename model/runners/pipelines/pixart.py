@@ -6,24 +6,25 @@ The text encoder of published models is a T5; the shipped model has a small CLIP
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import PixArtConfig
-from model.config.text_encoders import TextEncoderConfig
-from model.errors import ModelError
-from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
+from model.families.tasks import DENOISER
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import PipelineFolder
-from model.loading.text_tokenizer import TextTokenizer
-from model.loading.text_tokenizers import open_text_tokenizer
 from model.runners.component import Arrays
-from model.runners.pipelines.pipeline import Backend, ImagePipeline, encode_ids
+from model.runners.pipelines.components import (
+    TOKENIZERS,
+    PromptEncoder,
+    check_text_size,
+    open_autoencoder,
+    open_prompt_encoder,
+)
+from model.runners.pipelines.pipeline import Backend, ImagePipeline
 
-_TOKENIZERS = {"CLIPTextModel": ("CLIPTokenizer",), "T5EncoderModel": ("T5Tokenizer", "T5TokenizerFast")}
 _MOST_TEXT_ROWS = {"PixArtAlphaPipeline": 120, "PixArtSigmaPipeline": 300}
 """Most tokens of a text by class of pipeline, the defaults of diffusers; a text encoder may take fewer."""
 _ASPECTS = (
@@ -78,8 +79,7 @@ _SIDES_WITH_ASPECTS = (256, 512, 1024)
 class PixArtPipeline(ImagePipeline):
     """Opened PixArt model with its text encoder and tokenizer."""
 
-    text_encoder: LoadedComponent
-    tokenizer: TextTokenizer | None
+    prompt_encoder: PromptEncoder
 
     @property
     def sizes(self) -> Sequence[tuple[int, int]]:
@@ -97,25 +97,13 @@ class PixArtPipeline(ImagePipeline):
     @property
     def text_encoders(self) -> Sequence[LoadedComponent]:
         """The one text encoder."""
-        return (self.text_encoder,)
-
-    def resize(self, rows: int, columns: int) -> PixArtPipeline:
-        """Return the pipeline for latent images of another size."""
-        denoiser = self.denoiser.resize(
-            self.denoiser_config.with_size(rows, columns, self.denoiser_config.text_rows)
-        )
-        autoencoder = self.autoencoder.resize(self.autoencoder_config.with_size(rows, columns))
-        return replace(self, denoiser=denoiser, autoencoder=autoencoder)
+        return (self.prompt_encoder.model,)
 
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
         """Return the encoded texts [texts, rows, size] and the numbers of their tokens [texts, 1]."""
         prepared = [prepare_prompt(text) for text in texts]
-        ids, lengths = encode_ids(self.tokenizer, prepared, self.denoiser_config.text_rows)
-        inputs = {"ids": ids}
-        if "text_lengths" in self.text_encoder.network.inputs:
-            inputs["text_lengths"] = lengths
-        encoder = backend.create(self.text_encoder, len(texts), "text_encoder")
-        return {"text": encoder.run(inputs)["x"], "text_lengths": lengths}
+        encoded = self.prompt_encoder.encode(prepared, backend, masks_padding=True)
+        return {"text": encoded.outputs["x"], "text_lengths": encoded.lengths}
 
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the timestep of each image, and its size in pixels if that is a condition."""
@@ -145,45 +133,17 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
         {
             "transformer": ("PixArtTransformer2DModel", "Transformer2DModel"),
             "vae": ("AutoencoderKL",),
-            "text_encoder": tuple(_TOKENIZERS),
-            "tokenizer": _TOKENIZERS.get(encoder, ()),
+            "text_encoder": tuple(TOKENIZERS),
+            "tokenizer": TOKENIZERS.get(encoder, ()),
         }
     )
-    text_encoder = folder.open_component("text_encoder", TEXT_ENCODER, dtype)
-    encoder_config = text_encoder.config
-    assert isinstance(encoder_config, TextEncoderConfig)
-    text_rows = min(_MOST_TEXT_ROWS[folder.class_name], encoder_config.most_rows)
-    text_encoder = text_encoder.resize(encoder_config.with_rows(text_rows))
-    vocabulary = encoder_config.vocab_size
+    prompt_encoder = open_prompt_encoder(folder, dtype, most_rows=_MOST_TEXT_ROWS[folder.class_name])
+    text_rows = prompt_encoder.config.rows
     denoiser = folder.open_component("transformer", DENOISER, dtype)
     config = denoiser.config
     assert isinstance(config, PixArtConfig)
-    rows, columns = config.latent_rows, config.latent_columns
-    denoiser = denoiser.resize(config.with_size(rows, columns, text_rows))
-    autoencoder = folder.open_component("vae", AUTOENCODER, dtype)
-    assert isinstance(autoencoder.config, AutoencoderConfig)
-    if autoencoder.config.latent_channels != config.channels:
-        raise ModelError(
-            f"{folder.path}: latent images have {config.channels} channels in the config of transformer and "
-            f"{autoencoder.config.latent_channels} in that of vae; they must be equal",
-            "NKW-MODEL-PIPELINE",
-        )
-    if autoencoder.config.out_channels != 3:
-        raise ModelError(
-            f"{folder.path}: vae decodes images of {autoencoder.config.out_channels} channels; images need 3",
-            "NKW-MODEL-PIPELINE",
-        )
-    if encoder_config.hidden_size != config.text_size:
-        raise ModelError(
-            f"{folder.path}: transformer takes encoded texts of {config.text_size} elements and text_encoder returns "
-            f"{encoder_config.hidden_size}; they must be equal",
-            "NKW-MODEL-PIPELINE",
-        )
-    autoencoder = autoencoder.resize(autoencoder.config.with_size(rows, columns))
-    tokenizer = None
-    if not folder.is_planned:
-        tokenizer = open_text_tokenizer(
-            folder.find_subfolder("tokenizer"), folder.components["tokenizer"], vocabulary, text_rows
-        )
+    config = config.with_size(config.latent_rows, config.latent_columns, text_rows)
+    autoencoder = open_autoencoder(folder, dtype, config)
+    check_text_size(folder, "text_encoder", prompt_encoder.config.hidden_size, config.text_size)
     schedule = folder.read_schedule()
-    return PixArtPipeline(folder.path, schedule, denoiser, autoencoder, text_encoder, tokenizer)
+    return PixArtPipeline(folder.path, schedule, denoiser.resize(config), autoencoder, prompt_encoder)
