@@ -7,7 +7,7 @@ alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 
@@ -18,7 +18,7 @@ from model.errors import ModelError, check_memory
 from model.noise_schedules import State
 from model.runners.backends import CountingBackend
 from model.runners.component import Arrays, Component
-from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from model.runners.pipelines.pipeline import DEFAULT_GUIDANCE, Backend, ImagePipeline
 from model.runners.tiling import TiledComponent
 
 _CODE = "NKW-MODEL-OPTION"
@@ -49,12 +49,12 @@ class Sampling:
 
     steps     steps of the noise schedule
     guidance  factor of the difference between the passes with the prompt and with the negative prompt; 1 takes only
-              the pass with the prompt
+              the pass with the prompt. A distilled denoiser has it as an input
     mode      how the two passes run
     """
 
     steps: int = 20
-    guidance: float = 4.0
+    guidance: float = DEFAULT_GUIDANCE
     mode: Guidance = Guidance.batched
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Sampling:
 
     @property
     def is_guided(self) -> bool:
-        """Whether each step takes two passes of the denoiser."""
+        """Whether each step takes two passes of a denoiser that is guided by passes."""
         return self.guidance != 1.0
 
 
@@ -115,7 +115,7 @@ class ImageRunner:
         Raises:
             ModelError: There is no request or more than `MOST_IMAGES`; the arrays exceed the memory of this machine; a
                 seed is out of range; the noise has another shape or is not finite; the schedule does not have so many
-                steps; or a component computes numbers that are not finite.
+                steps; the model has no such guidance; or a component computes numbers that are not finite.
         """
         check_count(len(requests))
         check_memory(
@@ -135,10 +135,14 @@ class ImageRunner:
                     f"finite numbers of float32 in the shape {[len(requests), *shape]}",
                     _CODE,
                 )
+        negative_prompts = [request.negative_prompt for request in requests]
+        conditions = self._pipeline.build_guidance(sampling.guidance, negative_prompts)
+        if not self._pipeline.is_guided_by_passes:
+            sampling = replace(sampling, guidance=1.0)
         trajectory, schedule = self._pipeline.plan(sampling.steps), self._pipeline.schedule
         texts = [request.prompt for request in requests]
         if sampling.is_guided:
-            texts = [request.negative_prompt for request in requests] + texts
+            texts = negative_prompts + texts
         backend = CountingBackend(self._backend)
         encoded = self._pipeline.encode(texts, backend)
         batches = 2 if sampling.is_guided and sampling.mode is Guidance.batched else 1
@@ -147,7 +151,7 @@ class ImageRunner:
         state: State = ()
         for index, timestep in enumerate(trajectory.timesteps):
             scaled = schedule.scale_input(trajectory, index, latents)
-            inputs = {"latents": scaled, **self._pipeline.build_inputs(scaled, timestep)}
+            inputs = {"latents": scaled, **self._pipeline.build_inputs(scaled, timestep), **conditions}
             output = _predict(denoiser, inputs, encoded, sampling)
             fresh = None
             if schedule.needs_noise(trajectory, index):

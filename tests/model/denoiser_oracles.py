@@ -213,13 +213,20 @@ def draw_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_folder(
-    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], dtype: Any = np.float32
+    folder: Path,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: Any = np.float32,
+    stem: str = "diffusion_pytorch_model",
 ) -> Path:
-    """Write a component with random weights of these shapes by name, and return its folder."""
+    """Write a component with random weights of these shapes by name, and return its folder.
+
+    `stem` is the name of the file of weights without its ending.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     weights = {name: draw_weight(name, shape).astype(dtype) for name, shape in shapes.items()}
-    safetensors.numpy.save_file(weights, folder / "diffusion_pytorch_model.safetensors")
+    safetensors.numpy.save_file(weights, folder / f"{stem}.safetensors", {"format": "pt"})
     return folder
 
 

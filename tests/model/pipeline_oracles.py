@@ -213,6 +213,10 @@ class PiecesTokenizer:
     def __init__(self, folder: Path, rows: int) -> None:
         self._tokenizer, self._rows = open_text_tokenizer(folder, "T5Tokenizer", T5["vocab_size"], rows), rows
 
+    def tokenize(self, text: str) -> list[str]:
+        """Return no tokens: diffusers asks which of them stand for learned embeddings of several tokens."""
+        return []
+
     def __call__(self, texts: list[str], padding: str, max_length: int | None = None, **options: Any) -> Any:
         """Return ids and mask of texts; those that diffusers asks for to warn of truncation are padded alike."""
         import torch

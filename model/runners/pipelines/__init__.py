@@ -10,10 +10,12 @@ from pathlib import Path
 
 from model.errors import ModelError
 from model.loading.pipeline import INDEX, PipelineFolder
+from model.runners.pipelines.flux import open_flux
 from model.runners.pipelines.pipeline import ImagePipeline
 from model.runners.pipelines.pixart import open_pixart
 
 PIPELINES: dict[str, Callable[[PipelineFolder, str], ImagePipeline]] = {
+    "FluxPipeline": open_flux,
     "PixArtAlphaPipeline": open_pixart,
     "PixArtSigmaPipeline": open_pixart,
 }

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from model.runners.component import Arrays, Component
 
 _MOST_LISTED = 4
 """Most sizes of images that a refusal lists."""
+DEFAULT_GUIDANCE = 4.0
+"""Guidance of images for which no other is asked for."""
 P = TypeVar("P", bound="ImagePipeline")
 
 
@@ -40,8 +42,11 @@ class Backend(Protocol):
 class ImagePipeline(ABC):
     """Opened components of a diffusion model for images of one size.
 
-    `denoiser` and `autoencoder` have configs for this size.
+    `denoiser` and `autoencoder` have configs for this size. `is_guided_by_passes` says whether guidance is the factor
+    of the difference between two passes of the denoiser; a distilled denoiser takes one pass.
     """
+
+    is_guided_by_passes: ClassVar[bool] = True
 
     folder: Path
     schedule: NoiseSchedule
@@ -81,7 +86,7 @@ class ImagePipeline(ABC):
     @property
     @abstractmethod
     def sizes(self) -> Sequence[tuple[int, int]]:
-        """Sizes of images that the model was made for, as rows and columns in pixels."""
+        """Sizes of images that the model was made for, as rows and columns in pixels, the default first."""
 
     @property
     @abstractmethod
@@ -98,23 +103,39 @@ class ImagePipeline(ABC):
         """Return the pipeline for images of another size in pixels.
 
         Raises:
-            ModelError: The size is not one of `sizes`.
+            ModelError: The size is none of this model.
         """
-        if (rows, columns) not in self.sizes:
+        if not self.has_size(rows, columns):
             raise ModelError(
-                f"{columns}x{rows} pixels is no size of this model; {self._describe_sizes(rows / columns)}",
+                f"{columns}x{rows} pixels is no size of this model; {self.describe_sizes(rows / columns)}",
                 "NKW-MODEL-OPTION",
             )
         return self.resize(
             rows // self.autoencoder_config.spatial_scale, columns // self.autoencoder_config.spatial_scale
         )
 
-    def _describe_sizes(self, aspect_ratio: float) -> str:
+    def has_size(self, rows: int, columns: int) -> bool:
+        """Return whether images of a size in pixels can be drawn; by default those of `sizes` can."""
+        return (rows, columns) in self.sizes
+
+    def describe_sizes(self, aspect_ratio: float) -> str:
         """Return the sizes in words, or only the one with the nearest ratio of rows to columns if they are many."""
         if len(self.sizes) <= _MOST_LISTED:
             return "its sizes are " + ", ".join(f"{width}x{height}" for height, width in self.sizes)
         height, width = min(self.sizes, key=lambda size: abs(size[0] / size[1] - aspect_ratio))
         return f"of its {len(self.sizes)} sizes, {width}x{height} has the nearest aspect ratio"
+
+    def build_guidance(self, guidance: float, negative_prompts: Sequence[str]) -> Arrays:
+        """Return the guidance as an input of the denoiser, [images, ...]; a denoiser guided by passes has none.
+
+        Args:
+            guidance: The guidance of all images.
+            negative_prompts: The negative prompt of each image.
+
+        Raises:
+            ModelError: The model cannot be guided so.
+        """
+        return {}
 
     @abstractmethod
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:

@@ -1,0 +1,63 @@
+"""Helpers for tests of pipelines: shapes of a folder's tensors, images of a folder, and their errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.config.fields import Fields
+from model.families.registry import FAMILIES, compose, read
+from model.runners.backends import KernelBackend, ReferenceBackend
+from model.runners.denoise import ImageRequest, ImageRunner, Sampling
+from model.runners.pipelines import open_pipeline
+
+
+def list_shapes(configs: Mapping[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shapes of the tensors of each component that our networks read.
+
+    Args:
+        configs: config.json of the components by name.
+        folder: Where files may be written.
+    """
+    keys = {row.architecture: key for key, row in FAMILIES.items()}
+    shapes = {}
+    for name, config in configs.items():
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(config))
+        key = keys[config.get("_class_name") or config["architectures"][0]]
+        shapes[name] = compose(read(key, Fields(path))).list_tensor_shapes()
+    return shapes
+
+
+def draw_images(
+    folder: Path,
+    requests: Sequence[ImageRequest],
+    steps: int,
+    guidance: float,
+    noise: np.ndarray,
+    dtype: str = "float32",
+    ranks: int = 0,
+) -> np.ndarray:
+    """Return images from given noise: by the numpy model for 0 ranks, else by kernels of trn2."""
+    from model.device import SimulatedDevice
+
+    backend = KernelBackend(SimulatedDevice("trn2", ranks)) if ranks else ReferenceBackend()
+    runner = ImageRunner(open_pipeline(folder, dtype).resize(*noise.shape[2:]), backend)
+    return runner.draw(requests, Sampling(steps, guidance), noise).images
+
+
+def check_images(images: np.ndarray, recorded: np.ndarray) -> None:
+    """Check that images of float32 differ from recorded ones by rounding only."""
+    errors = np.abs(images.astype(int) - recorded)
+    # Sums in another order move a number by some 2^-20 of the largest one, which rounds 1 byte in 1,000 otherwise.
+    assert errors.max() <= 1 and (errors > 0).mean() < 0.01
+
+
+def edit(path: Path, **fields: Any) -> None:
+    """Set fields of a JSON file; ... removes one."""
+    content = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({name: entry for name, entry in content.items() if entry is not ...}))
