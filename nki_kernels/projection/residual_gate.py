@@ -62,7 +62,9 @@ class ResidualGate(nl.NKIObject):
         runs = list_image_runs(row, rows, self.image_rows)
         is_single = len(runs) == 1 and runs[0][3] == 1
         for tile in self.kept:
-            if is_single and tile.image == runs[0][2] and tile.first_column == first:
+            # Groups of fewer rows have chunks of more columns.
+            is_covered = tile.factors.shape[0] >= rows and tile.factors.shape[1] >= end - first
+            if is_single and tile.image == runs[0][2] and tile.first_column == first and is_covered:
                 return tile
         gate = load_image_rows(self.rows[:, first:end], row, rows, self.image_rows)
         factors, added = gate, None

@@ -149,6 +149,8 @@ class TestModulatedMlp(KernelTests):
             *vary(images=2, rows=[5, 300], names=GATED[2:], row_gate=True, biases=False),
             *vary(images=2, rows=[5, 40], names=GATED[2:], norm_bias=False, elements=FP8, hidden=128),
             dict(images=3, rows=200, hidden=40, inner=1100, dtype=BF16),
+            # The last group of rows is smaller, so it has chunks of more columns.
+            *vary(images=1, rows=640, hidden=600, dtype=[*DTYPES]),
         ],
         every_chip=[
             *together("images rows", *IMAGES, hidden=172, dtype=[*DTYPES]),
