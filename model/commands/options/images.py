@@ -48,7 +48,8 @@ ROWS: Rows = {
         metavar="G",
         type=number,
         default=4.0,
-        help="how strongly images follow the prompt; 1 saves the pass with the negative prompt (default: %(default)s)",
+        help="how strongly images follow the prompt; 1 saves the pass with the negative prompt, which distilled models "
+        "never take (default: %(default)s)",
     ),
     "--guidance-passes": dict(
         metavar="HOW",
