@@ -125,6 +125,7 @@ class SD3Config(DenoiserConfig):
     second_layers   numbers of the blocks in which the image attends to itself too
     pooled_size     elements of a pooled text
     has_head_norms  whether queries and keys are normalised head by head
+    sample_size     rows and columns of the latent images in config.json
     most_patches    rows and columns of patches for which the checkpoint has positions
     """
 
@@ -132,6 +133,7 @@ class SD3Config(DenoiserConfig):
     second_layers: tuple[int, ...]
     pooled_size: int
     has_head_norms: bool
+    sample_size: int
     most_patches: int
 
     def with_size(self: D, rows: int, columns: int, text_rows: int) -> D:

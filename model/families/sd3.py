@@ -66,6 +66,7 @@ def read_sd3(fields: Fields) -> SD3Config:
         second_layers=_read_second_layers(fields, layers),
         pooled_size=fields.count("pooled_projection_dim", default=2048),
         has_head_norms=norm is not None,
+        sample_size=sample,
         most_patches=most,
     )
     refuse_unread(fields)

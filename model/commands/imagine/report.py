@@ -89,16 +89,16 @@ def summarise(
 def tabulate(times: Sequence[TargetTimes]) -> Part:
     """Return a table with the time of each component on each chip, and the images a second."""
     names = [component.name.replace("_", " ") for component in times[0].components]
-    rows = [
+    columns = [
         (
-            target.target,
             *(_describe(component) for component in target.components),
             f"{target.total_ns / 1e6:,.2f} ms",
             f"{target.images / target.total_ns * 1e9:,.2f}",
         )
         for target in times
     ]
-    return table("|".join(("chip", *names, "together", "images/s")), rows)
+    chips = (target.target for target in times)
+    return table("|".join(("", *chips)), zip((*names, "together", "images/s"), *columns))
 
 
 def _describe(component: ComponentTime) -> str:

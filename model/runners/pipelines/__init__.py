@@ -13,11 +13,13 @@ from model.loading.pipeline import INDEX, PipelineFolder
 from model.runners.pipelines.flux import open_flux
 from model.runners.pipelines.pipeline import ImagePipeline
 from model.runners.pipelines.pixart import open_pixart
+from model.runners.pipelines.sd3 import open_sd3
 
 PIPELINES: dict[str, Callable[[PipelineFolder, str], ImagePipeline]] = {
     "FluxPipeline": open_flux,
     "PixArtAlphaPipeline": open_pixart,
     "PixArtSigmaPipeline": open_pixart,
+    "StableDiffusion3Pipeline": open_sd3,
 }
 """Function that opens a folder with a dtype of activations, by the class in model_index.json."""
 
