@@ -17,6 +17,11 @@ INDEX = "model_index.json"
 _CODE = "NKW-MODEL-PIPELINE"
 
 
+def is_pipeline(folder: Path) -> bool:
+    """Return whether a folder has a diffusion model in the layout of diffusers."""
+    return (folder / INDEX).is_file()
+
+
 @dataclass(frozen=True)
 class PipelineFolder:
     """Folder in the layout of diffusers; `components` has the class of each component by name.

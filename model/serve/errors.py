@@ -38,6 +38,16 @@ class ApiError(Exception):
         }
 
 
+def check_model_name(name: str | None, served: str) -> None:
+    """Refuse a name that is not that of the server's model; None stands for the model.
+
+    Raises:
+        ApiError: The name is another one (404).
+    """
+    if name not in (None, served):
+        raise ApiError(404, f"the model does not exist; this server has {served}", "model_not_found", "model")
+
+
 def server_stopping_error() -> ApiError:
     """Return the error, status 503, of a request that arrives after the server was told to stop."""
     return ApiError(503, "the server is stopping", "stopping")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.llm.engine_args import EngineArgs, read_engine_args
+from model.loading.pipeline import is_pipeline
 from model.loading.shipped import find_model_name
 
 if TYPE_CHECKING:
@@ -121,7 +122,10 @@ def find_max_body_bytes(options: argparse.Namespace) -> int:
 
     if options.max_body is not None:
         return int(options.max_body)
-    return _TEXT_BYTES if SpeechModel.from_folder(Path(options.model)) is None else _RECORDING_BYTES
+    folder = Path(options.model)
+    if is_pipeline(folder) or SpeechModel.from_folder(folder) is None:
+        return _TEXT_BYTES
+    return _RECORDING_BYTES
 
 
 def make_server(

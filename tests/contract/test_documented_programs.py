@@ -25,6 +25,7 @@ RUN_ELSEWHERE = {
 
 PARSED = {
     "README.md: import openai": "tests/serve/test_readme.py runs it against a server",
+    "docs/model/serving.md: answer = client.images.generate(": "needs a server of a diffusion model",
     'docs/model/serving.md: with open("speech.wav", "rb") as file:': "needs a server of a Whisper checkpoint",
     'tests/faults/README.md: @fault("NKW-PARTITIONS-AGREE", ramp(5, 4), ramp(5, 6), answer=lambda a, b: a.T @ b)': (
         "a row of tests/faults/tables, where tests/faults/test_faults.py runs it"

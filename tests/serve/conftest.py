@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import http.client
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,14 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
+from model.commands.serve.images import check_image_options
 from model.engine import Engine
 from model.llm.llm import make_engine
 from model.serve.http.keys import read_keys
+from model.serve.images.serving import open_served_pipeline, serve_images
 from model.serve.serving import engine_args, serve
 from nkw.commands import build_parser
+from tests.model.test_denoise import folders  # noqa: F401
 
 MODEL = "stories"
 
@@ -68,6 +71,13 @@ class Served(Reached):
     server: Any
 
 
+@dataclass
+class ServedImages(Reached):
+    """A server of images that runs in this process; `server` is its HTTP server."""
+
+    server: Any
+
+
 def options_of(*words: str) -> argparse.Namespace:
     """Return the parsed options of `nkw serve WORDS` with a free port."""
     return build_parser(["serve"]).parse_args(["serve", "--port", "0", *words])
@@ -78,6 +88,18 @@ def serving(*words: str) -> Iterator[Served]:
     """Run the server of `nkw serve WORDS` in a thread for the block, and yield it."""
     options = options_of(*words)
     engine, keys = make_engine(engine_args(options)), read_keys(options.api_key_file)
+    with run_in_thread(lambda *calls: serve(options, keys, engine, *calls)) as (port, http_server):
+        yield Served(port, keys, engine, http_server)
+    assert engine.scheduler.cache.free == engine.scheduler.cache.count, "a page was lost"
+
+
+@contextmanager
+def run_in_thread(serve: Callable[..., Coroutine[Any, Any, None]]) -> Iterator[tuple[int, Any]]:
+    """Run a server in a thread for the block, and yield its port and the HTTP server.
+
+    Args:
+        serve: Serves; called with the functions to call with the port and with the HTTP server.
+    """
     ports: list[int] = []
     servers: list[Any] = []
     bound = threading.Event()
@@ -86,17 +108,24 @@ def serving(*words: str) -> Iterator[Served]:
         ports.append(port)
         bound.set()
 
-    thread = threading.Thread(
-        target=lambda: asyncio.run(serve(options, keys, engine, told, servers.append)), daemon=True
-    )
+    thread = threading.Thread(target=lambda: asyncio.run(serve(told, servers.append)), daemon=True)
     thread.start()
     assert bound.wait(60), "the server did not start"
     try:
-        yield Served(ports[0], keys, engine, servers[0])
+        yield ports[0], servers[0]
     finally:
         servers[0].should_exit = True
         thread.join()
-    assert engine.scheduler.cache.free == engine.scheduler.cache.count, "a page was lost"
+
+
+@contextmanager
+def serving_images(*words: str) -> Iterator[ServedImages]:
+    """Run the server of `nkw serve WORDS` for images in a thread for the block, and yield it."""
+    options = options_of(*words)
+    check_image_options(options)
+    keys, pipeline = read_keys(options.api_key_file), open_served_pipeline(options)
+    with run_in_thread(lambda *calls: serve_images(options, keys, pipeline, *calls)) as (port, http_server):
+        yield ServedImages(port, keys, http_server)
 
 
 @pytest.fixture(scope="package")
@@ -110,6 +139,13 @@ def server() -> Iterator[Served]:
 def client(server: Served) -> Any:
     """Return OpenAI's client for the server."""
     return server.client()
+
+
+@pytest.fixture(scope="package")
+def drawing(folders: dict[str, Path]) -> Iterator[ServedImages]:  # noqa: F811
+    """Yield a server of a tiny pipeline in NumPy, in which one request waits beside the one that is drawn."""
+    with serving_images("--model", str(folders["flow"]), "--backend", "numpy", "--max-queue", "1") as served:
+        yield served
 
 
 @pytest.fixture

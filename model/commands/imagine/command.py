@@ -13,7 +13,7 @@ import numpy as np
 
 from model.commands.generate.mesh import MOST_RANKS
 from model.commands.generate.prediction import check_cores, iterate_targets
-from model.commands.imagine.png import arrange_grid, check_pillow, describe_settings, write_png
+from model.commands.imagine.png import arrange_grid, write_png
 from model.commands.imagine.report import Difference, TargetTimes, summarise
 from model.commands.options.images import FIRST_PROMPT
 from model.errors import ModelError, check_memory
@@ -23,6 +23,7 @@ from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, 
 from model.runners.image_times import DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from model.runners.png import check_pillow, describe_settings, list_settings
 from nkw.files import STDOUT, OutputFile, Outputs, json_document, opened
 from nkw.terminal import show, working
 
@@ -56,7 +57,10 @@ def imagine_command(options: argparse.Namespace) -> int:
     noise = None if options.latents is None else read_noise(options.latents)
     with json_document(options.json, outputs, "imagine") as contents:
         drawing, difference = _draw(options, pipeline, requests, sampling, noise)
-        settings = _describe_options(options, pipeline)
+        settings = list_settings(
+            pipeline, sampling, options.negative_prompt, options.model.name, options.dtype
+        )
+        settings["latents"] = None if options.latents is None else str(options.latents)
         _write_images(options, files, drawing.images, requests, settings)
         times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
         show(summarise(drawing, difference, times, options.tp * options.dp))
@@ -182,20 +186,6 @@ def _write_images(
     for file, image, texts, seed in zip(files, images, prompts, seeds):
         if file is not None:
             write_png(file, image, describe_settings(texts, {**settings, "seed": seed}))
-
-
-def _describe_options(options: argparse.Namespace, pipeline: ImagePipeline) -> dict[str, Any]:
-    """Return the settings that determine an image beside its prompt and seed."""
-    rows, columns = pipeline.image_size
-    return {
-        "model": options.model.name,
-        "size": f"{columns}x{rows}",
-        "negative_prompt": options.negative_prompt,
-        "steps": options.steps,
-        "guidance": options.guidance,
-        "dtype": options.dtype,
-        "latents": None if options.latents is None else str(options.latents),
-    }
 
 
 def _predict(

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from io import BytesIO
+from collections.abc import Mapping
 
 import numpy as np
 
-from model.errors import ModelError
+from model.runners.png import encode_png
 from nkw.files import OutputFile
 
 _GAP = 2
 """Pixels between the images of a grid."""
-
-
-def check_pillow() -> None:
-    """Raise ModelError if the library that writes PNG files is missing."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ModelError(
-            "images are written with Pillow, which is missing: pip install 'nki-workbench[images]'",
-            "NKW-IMAGE-EXTRA",
-        ) from None
 
 
 def write_png(output: OutputFile, image: np.ndarray, settings: Mapping[str, str]) -> None:
@@ -31,15 +19,9 @@ def write_png(output: OutputFile, image: np.ndarray, settings: Mapping[str, str]
     Raises:
         InvalidArgument: The file cannot be written.
     """
-    from PIL import Image, PngImagePlugin
-
-    texts = PngImagePlugin.PngInfo()
-    for name, text in settings.items():
-        texts.add_itxt(name, text)
-    content = BytesIO()
-    Image.fromarray(image).save(content, "PNG", pnginfo=texts)
+    content = encode_png(image, settings)
     with output.writing() as file:
-        file.buffer.write(content.getvalue())
+        file.buffer.write(content)
 
 
 def arrange_grid(images: np.ndarray, columns: int) -> np.ndarray:
@@ -52,11 +34,3 @@ def arrange_grid(images: np.ndarray, columns: int) -> np.ndarray:
         row, column = index // columns * (height + _GAP), index % columns * (width + _GAP)
         grid[row : row + height, column : column + width] = image
     return grid
-
-
-def describe_settings(prompts: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the texts of a PNG: the prompt, the settings as "name: value, …", and the program."""
-    listed = ", ".join(
-        f"{name}: {setting}" for name, setting in settings.items() if setting not in (None, "")
-    )
-    return {"prompt": "\n".join(prompts), "settings": listed, "Software": "NKI Workbench"}

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from model.commands.plan.arguments import OPTIONS
-from model.commands.plan.images import IMAGE_OPTIONS, is_pipeline, plan_pipeline
+from model.commands.plan.images import IMAGE_OPTIONS, plan_pipeline
 from model.commands.plan.masked_text import UNPLANNED, plan_masked_text
 from model.commands.unread import refuse_options
 from model.config import Config, ModelConfig
@@ -20,6 +20,7 @@ from model.config.quantization import GLOBAL, RANK
 from model.device import choose_lnc, find_instance
 from model.errors import ModelError
 from model.families import read_record
+from model.loading.pipeline import is_pipeline
 from model.plan.bench_script import script_plan, script_recommendation
 from model.plan.document import build_document
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from model.commands.plan.arguments import OPTIONS
 from model.commands.plan.masked_text import UNPLANNED
 from model.commands.unread import refuse_options
 from model.device import choose_lnc, find_instance
 from model.errors import ModelError
-from model.loading.pipeline import INDEX
 from model.plan.images import plan_images
 from model.plan.plan import DEFAULT_INSTANCE
 from model.plan.prices import find_price
@@ -22,11 +20,6 @@ from nkw.terminal import show_lines, working
 _READ = ("price", "prices")
 IMAGE_OPTIONS = ("steps", "guidance", "size")
 """Options of images, which plans of other models do not read."""
-
-
-def is_pipeline(path: Path) -> bool:
-    """Return whether a path is the folder of a diffusion model."""
-    return (path / INDEX).is_file()
 
 
 def plan_pipeline(options: argparse.Namespace) -> int:

@@ -12,7 +12,11 @@ ENGINE = options(
 OPTIONS = options(
     option("--model", action=StoreModel),
     "model=SERVED --served-model-name --host --port --api-key-file --allowed-origins --replicas --cluster",
-    option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
+    option(
+        "--backend",
+        choices=("simulate", "neuron", "numpy"),
+        help="simulate or neuron; for images simulate or numpy (default: %(default)s)",
+    ),
     "--target --tp --lnc --hardware --dtype",
     *ENGINE,
     "--calibration --no-prefix-caching --no-chunked-prefill --tool-call-parser",

@@ -9,10 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 from model.device import chip, choose_lnc, read_process_rank
 from model.errors import ModelError
 from model.llm.llm import make_engine
+from model.loading.pipeline import is_pipeline
 from model.serve.http.keys import others_may_read, read_keys
 from model.serve.serving import engine_args, serve
 from nkw.terminal import show_lines
@@ -45,14 +47,23 @@ def serve_command(options: argparse.Namespace) -> int:
         raise ModelError(
             f"--port is {options.port}; ports end at 65535: give a smaller one, or 0 for a free one"
         )
-    if options.backend == "neuron":
-        _check_core(options)
-    lnc = choose_lnc(options.target, options.lnc)
     from model.serve.log import LOG, log_to_stderr
 
     log_to_stderr(options.log_level)
     if others_may_read(options.api_key_file):
         LOG.warning("every user of this machine may read the keys: chmod o-r the file")
+    if is_pipeline(Path(options.model)):
+        from model.commands.serve.images import serve_diffusion
+
+        serve_diffusion(options, keys, show_url(options.host))
+        return 0
+    if options.backend == "numpy":
+        raise ModelError(
+            "--backend numpy: it draws images, and this folder has no diffusion model: leave it out"
+        )
+    if options.backend == "neuron":
+        _check_core(options)
+    lnc = choose_lnc(options.target, options.lnc)
     LOG.info("the predicted clock is that of %s (LNC %d)", chip(options.target).label, lnc)
     if options.cluster is not None:
         from model.serve.cluster.start import serve_cluster

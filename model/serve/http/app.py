@@ -6,7 +6,7 @@ descriptions of routes are part of /openapi.json.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import closing
 from typing import Annotated, Any, TypeVar
 
@@ -21,8 +21,9 @@ from model.errors import ContextFull, ModelError
 from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
 from model.serve.http.admission import KEY_SALT, combine_salts, make_error_response
 from model.serve.http.page import load_page
+from model.serve.http.shared_routes import ERRORS, MetricSource, ServedModel, get_service
+from model.serve.http.shared_routes import router as shared_router
 from model.serve.log import LOG
-from model.serve.metrics import CONTENT_TYPE, Metrics
 from model.serve.openai import answers
 from model.serve.openai.audio.answers import Transcription, VerboseTranscription
 from model.serve.openai.audio.form import parse_form
@@ -41,22 +42,6 @@ from model.serve.openai.response_requests import ResponseRequest
 from model.serve.openai.responses import ResponseHandler
 from nkw.version import version
 
-_ERROR_DESCRIPTIONS = {
-    400: "an argument is refused",
-    401: "the request has no valid key",
-    403: "the host name is not one of this server's, or the request comes from a page of another site",
-    404: "the model does not exist",
-    408: "the body took too long to arrive",
-    413: "the body is too large",
-    415: "the body is not a form",
-    429: "the queue is full",
-    500: "the model could not compute the answer",
-    503: "the server is stopping",
-}
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": answers.ErrorAnswer, "description": text}
-    for status, text in _ERROR_DESCRIPTIONS.items()
-}
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "The answer, or the events of its stream"}
 }
@@ -69,10 +54,14 @@ _TRANSCRIPTIONS: dict[int | str, dict[str, Any]] = {
 
 T = TypeVar("T")
 Handler = CompletionHandler | ChatHandler | TranscriptionHandler
-router = APIRouter(responses=_ERRORS)
+router = APIRouter(responses=ERRORS)
+TEXT_ROUTERS = (router, shared_router)
+"""Routes of a server of texts or recordings."""
 
 
-def make_app(service: Service, metrics: Metrics) -> FastAPI:
+def make_app(
+    service: ServedModel, metrics: MetricSource, routers: Sequence[APIRouter] = TEXT_ROUTERS
+) -> FastAPI:
     """Return the FastAPI application with all routes.
 
     It has no pages of FastAPI, which load scripts from other hosts.
@@ -80,6 +69,7 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
     Args:
         service: State shared by all routes.
         metrics: Metrics behind /metrics.
+        routers: The routes.
     """
     app = FastAPI(
         title="NKI Workbench",
@@ -100,15 +90,12 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
         },
     )
     app.state.service, app.state.metrics = service, metrics
-    app.include_router(router)
+    for included in routers:
+        app.include_router(included)
     return app
 
 
-def _service(request: Request) -> Any:
-    return request.app.state.service
-
-
-Shared = Annotated[Service, Depends(_service)]
+Shared = Annotated[Service, Depends(get_service)]
 
 
 @router.get("/", include_in_schema=False)
@@ -121,19 +108,6 @@ async def show_page() -> Response:
         "cache-control": "no-cache",
     }
     return Response(text, headers=headers, media_type="text/html")
-
-
-@router.get("/v1/models")
-async def models(service: Shared) -> answers.ModelList:
-    """List the models of this server, which has one."""
-    return answers.ModelList(data=[_describe_model(service)])
-
-
-@router.get("/v1/models/{name:path}")
-async def model(name: str, service: Shared) -> answers.ModelCard:
-    """Describe the model of this server; another name is refused with status 404."""
-    service.check_model(name)
-    return _describe_model(service)
 
 
 @router.post("/v1/completions", response_model=answers.Completion, responses=_EVENTS)
@@ -222,6 +196,14 @@ async def tokenizer_info(raw_request: Request, service: Shared) -> answers.Token
     return answers.TokenizerInfo(**facts, max_model_len=service.engine.limits.max_model_len)
 
 
+@router.post("/v1/images/{path:path}", include_in_schema=False)
+async def images(path: str) -> None:
+    """Refuse the routes of images with status 400, because the model makes none."""
+    raise ApiError(
+        400, "this model makes no images: start nkw serve with a folder of a diffusion model", "unsupported"
+    )
+
+
 @router.post("/v1/messages", include_in_schema=False)
 async def messages() -> None:
     """Refuse the route of Anthropic's API with status 400, because this server does not implement it."""
@@ -230,35 +212,6 @@ async def messages() -> None:
         "Anthropic's API is not served: send the conversation to /v1/chat/completions or /v1/responses",
         "unsupported",
     )
-
-
-@router.get("/health")
-async def health(service: Shared) -> answers.Status:
-    """Report with status 200 that the engine computes steps, or refuse with 503 once it has failed."""
-    if not service.engine.alive:
-        raise engine_stopped_error()
-    return answers.Status(status="ok")
-
-
-@router.get("/ready")
-async def ready(service: Shared) -> answers.Status:
-    """Report with status 200 that the server takes requests; 503 if it is stopping or its engine has failed."""
-    if service.draining:
-        raise server_stopping_error()
-    await health(service)
-    return answers.Status(status="ready")
-
-
-@router.get("/version")
-async def version_of_this() -> answers.Version:
-    """Return the version of NKI Workbench."""
-    return answers.Version(version=version())
-
-
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(request: Request) -> Response:
-    """Return the server's metrics in Prometheus' text format."""
-    return Response(request.app.state.metrics.format_samples(), headers={"content-type": CONTENT_TYPE})
 
 
 async def _generate(
@@ -358,12 +311,6 @@ async def _encode_events(handler: Handler, stream: Stream) -> AsyncIterator[byte
             fault = error
         if end := handler.format_end(fault):
             yield end
-
-
-def _describe_model(service: Service) -> answers.ModelCard:
-    return answers.ModelCard(
-        id=service.model, created=service.created, max_model_len=service.engine.limits.max_model_len
-    )
 
 
 def _answer_with(

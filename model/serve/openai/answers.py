@@ -164,14 +164,15 @@ class ChatChunk(_Answer):
     usage: Usage | None = None
 
 
-class ModelCard(BaseModel):
+class ModelCard(WithOptional):
     """Model of this server."""
 
+    optional = ("max_model_len",)
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "nki-workbench"
-    max_model_len: int
+    max_model_len: int | None = None
 
 
 class ModelList(BaseModel):

@@ -143,6 +143,15 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
         "known_speaker_names[]": KnownField("speakers are not told apart: leave the field out"),
         "known_speaker_references[]": KnownField("speakers are not told apart: leave the field out"),
     },
+    "images": {
+        **_list_ignored("user moderation request_id"),
+        "background": KnownField("images have no transparency: leave the field out", ("auto", "opaque")),
+        "quality": KnownField("the number of steps decides: set num_inference_steps", ("auto", "standard")),
+        "style": KnownField("the prompt decides: put the style into prompt"),
+        "output_format": KnownField("images are PNG files: set output_format to png", ("png",)),
+        "output_compression": KnownField("PNG files lose nothing: leave the field out", (100,)),
+        **_list_off_by_default("stream partial_images", "images are not streamed: set stream to false"),
+    },
     "stream_options": _list_ignored("include_obfuscation"),
     "structured_outputs": {
         **_list_ignored("disable_any_whitespace disable_additional_properties"),

@@ -18,7 +18,7 @@ from uuid import uuid4
 from model.engine import CompletionOutput, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
 from model.engine.grammars import CompiledGrammar
-from model.serve.errors import ApiError, server_stopping_error
+from model.serve.errors import ApiError, check_model_name, server_stopping_error
 from model.serve.log import LOG
 from model.serve.openai import answers
 from model.serve.openai.audio.speech_model import SpeechModel
@@ -48,6 +48,16 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine computes steps."""
+        return self.engine.alive
+
+    @property
+    def max_model_len(self) -> int:
+        """Length of the longest sequence."""
+        return self.engine.limits.max_model_len
+
     def drain(self) -> None:
         """Set `draining`, and cancel chat templates and grammars, whose requests have not been submitted."""
         self.draining = True
@@ -59,10 +69,7 @@ class Service:
         Raises:
             ApiError: The name is another one (404).
         """
-        if name not in (None, self.model):
-            raise ApiError(
-                404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
-            )
+        check_model_name(name, self.model)
 
     def check_texts(self) -> None:
         """Raise ApiError if the model is a speech model, which does not continue texts."""

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from model.serve.errors import ApiError, replica_ended_error, server_stopping_error
 from model.serve.http.admission import KEY_SALT, encode_error, make_error_response
-from model.serve.http.app import router as routes
+from model.serve.http.app import TEXT_ROUTERS
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Families
 from model.serve.openai.generation import ClientGone, run_while_connected
@@ -73,7 +73,13 @@ class Router:
         Refusals are answered in OpenAI's format. A client that disconnects cancels its request.
         """
         scope["route"] = next(
-            (route for route in routes.routes if route.matches(scope)[0] is Match.FULL), None
+            (
+                route
+                for router in TEXT_ROUTERS
+                for route in router.routes
+                if route.matches(scope)[0] is Match.FULL
+            ),
+            None,
         )
         handler = self._handlers.get(scope["path"]) if scope["method"] == "GET" else None
         response: Response | None = None
