@@ -191,7 +191,7 @@ MODEL_VERBS = {
         options="model.commands.traffic.arguments:OPTIONS",
         description="The scheduler of the engine serves requests on the clock of predicted steps: times to first "
         "token, between tokens and end to end, throughput, goodput, pages, and the rate at which the service "
-        "level breaks.",
+        "level breaks. Of a diffusion model: batches of images, waiting, latencies, images a second and prices.",
     ),
 }
 """The model's commands by name, in the order of the help of `nkw`."""

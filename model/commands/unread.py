@@ -12,7 +12,7 @@ from nkw.options import Option
 def refuse_options(
     options: argparse.Namespace, table: Iterable[Option], names: Iterable[str], reason: str
 ) -> None:
-    """Raise ModelError "--<name>: <reason>" for the first of some options whose value is not its default.
+    """Raise ModelError "<flag>: <reason>" for the first of some options whose value is not its default.
 
     Args:
         options: The parsed options.
@@ -20,13 +20,10 @@ def refuse_options(
         names: Names of the options, as in `options`.
         reason: Why the options do not apply, and what does.
     """
-    defaults = {
-        option.keywords.get("dest")
-        or option.name.rpartition("|")[2].strip("-").partition("=")[0].replace("-", "_"): option.keywords.get(
-            "default"
-        )
-        for option in table
-    }
-    for name in names:
-        if (getattr(options, name) or None) != (defaults[name] or None):
-            raise ModelError(f"--{name.replace('_', '-')}: {reason}")
+    unread = set(names)
+    for option in table:
+        flag = option.name.partition("=")[0].rpartition("|")[2]
+        name = option.keywords.get("dest") or flag.strip("-").replace("-", "_")
+        default = option.keywords.get("default", option.keywords.get("action") == "store_false")
+        if name in unread and (getattr(options, name) or None) != (default or None):
+            raise ModelError(f"{flag}: {reason}")

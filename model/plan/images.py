@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from model.device import DryDevice
@@ -11,10 +12,11 @@ from model.errors import ModelError
 from model.layers.launch import LeastWork, WeightDtypes
 from model.loading.component import LoadedComponent
 from model.loading.weights import check_ranks
-from model.plan.prices import Price
+from model.plan.prices import Price, compute_price_per
 from model.runners.component import make_step
 from model.runners.denoise import ImageRequest, ImageRunner, Sampling, check_count
 from model.runners.image_times import ComponentTime, DryBackend
+from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import ImagePipeline
 
 
@@ -63,7 +65,7 @@ class ImagePlan:
         """Price of 1,000 images in dollars; None if the price of the instance is unknown."""
         if self.price is None:
             return None
-        return self.price.dollars_per_hour / 3600 / self.images_per_second * 1000
+        return compute_price_per(1000, self.images_per_second, self.price.dollars_per_hour)
 
     def format_lines(self, name: str) -> Iterator[str]:
         """Yield the lines of the report, for a model called `name`."""
@@ -109,6 +111,72 @@ class ImagePlan:
         }
 
 
+class ImagePredictor:
+    """Predictor of the times of batches of images, by dry runs; a component is timed once for each size of its batches.
+
+    Args:
+        pipeline: The model for images of one size.
+        target: Name of the chip.
+        ranks: Tensor-parallel ranks of a group.
+        lnc: Physical cores of a rank.
+        groups: Data-parallel groups of ranks, which share each batch.
+
+    Raises:
+        ModelError: The ranks cannot share a component.
+    """
+
+    def __init__(
+        self, pipeline: ImagePipeline, target: str, ranks: int = 1, lnc: int = 1, groups: int = 1
+    ) -> None:
+        for component in pipeline.components:
+            check_ranks(component.config, ranks)
+        device = DryDevice(target, ranks * groups, one_for_all=True, lnc=lnc)
+        self._pipeline, self._backend = pipeline, DryBackend(device, target, groups)
+
+    def predict(self, sampling: Sampling, images: int) -> tuple[ComponentTime, ...]:
+        """Return the times of the components for a batch.
+
+        Raises:
+            ModelError: The batch has more than `MOST_IMAGES` images, or the schedule does not have so many steps.
+        """
+        requests = [ImageRequest("", seed) for seed in range(images)]
+        passes = ImageRunner(self._pipeline, self._backend).draw(requests, sampling).passes
+        return tuple(self._backend.list_times(passes))
+
+
+def count_copies(cores: int, ranks: int, lnc: int) -> int:
+    """Return the number of batches that an instance draws at once, each on its own ranks.
+
+    Args:
+        cores: Physical cores of the instance.
+        ranks: Ranks that draw a batch.
+        lnc: Physical cores of a rank.
+
+    Raises:
+        ModelError: The instance has fewer ranks.
+    """
+    copies = cores // (ranks * lnc)
+    if copies == 0:
+        raise ModelError(f"{ranks} ranks of {lnc} cores; the instance has {cores} cores", "NKW-MODEL-OPTION")
+    return copies
+
+
+def open_planned_pipeline(folder: Path, dtype: str, size: tuple[int, int] | None) -> ImagePipeline:
+    """Open a folder of a diffusion model for dry runs, which need no weights.
+
+    Args:
+        folder: The folder.
+        dtype: Dtype of activations; any but float32 is bfloat16.
+        size: Width and height of an image in pixels; None for the model's first size.
+
+    Raises:
+        ModelError: A file is missing or damaged, the folder describes what no layer computes, or the model does not
+            have the size.
+    """
+    pipeline = open_pipeline(folder, "float32" if dtype == "float32" else "bfloat16", is_planned=True)
+    return pipeline if size is None else pipeline.with_image_size(size[1], size[0])
+
+
 def plan_images(
     pipeline: ImagePipeline,
     target: str,
@@ -136,14 +204,9 @@ def plan_images(
             `MOST_IMAGES` images.
     """
     check_count(images)
-    copies = cores // (ranks * lnc)
-    if copies == 0:
-        raise ModelError(f"{ranks} ranks of {lnc} cores; the instance has {cores} cores", "NKW-MODEL-OPTION")
-    for component in pipeline.components:
-        check_ranks(component.config, ranks)
-    backend = DryBackend(DryDevice(target, ranks, one_for_all=True, lnc=lnc), target)
-    requests = [ImageRequest("", seed) for seed in range(images)]
-    passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
+    copies = count_copies(cores, ranks, lnc)
+    components = ImagePredictor(pipeline, target, ranks, lnc).predict(sampling, images)
+    batch = next(component.batch for component in components if component.name == "denoiser")
     return ImagePlan(
         target,
         pipeline.image_size,
@@ -154,8 +217,8 @@ def plan_images(
         copies,
         sum(component.parameters for component in pipeline.components),
         sum(component.parameters * component.activations.itemsize for component in pipeline.components),
-        tuple(backend.list_times(passes)),
-        _count_work(pipeline.denoiser, next(batch for name, batch in passes if name == "denoiser"), ranks),
+        components,
+        _count_work(pipeline.denoiser, batch, ranks),
         price,
     )
 

@@ -83,6 +83,11 @@ def find_price(instance: Instance, dollars: float | None, path: Path | None) -> 
     return price
 
 
+def compute_price_per(count: int, per_second: float, dollars_per_hour: float) -> float:
+    """Return the dollars for `count` results of an instance that gives `per_second` of them in a second."""
+    return dollars_per_hour / 3600 / per_second * count
+
+
 def _read_price(path: Path, name: str, entry: Any) -> Price:
     """Return the price of one entry of a file.
 

@@ -114,11 +114,11 @@ def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
         price: Price of the instance in dollars an hour; with None the dollar fields are None.
     """
     return {
-        "ttft_ns": _build_percentiles(run.ttft),
-        "itl_ns": _build_percentiles(run.itl),
-        "e2e_ns": _build_percentiles(run.e2e),
-        "queue_ns": _build_percentiles(run.queue),
-        "handover_ns": None if run.handover is None else _build_percentiles(run.handover),
+        "ttft_ns": build_percentiles(run.ttft),
+        "itl_ns": build_percentiles(run.itl),
+        "e2e_ns": build_percentiles(run.e2e),
+        "queue_ns": build_percentiles(run.queue),
+        "handover_ns": None if run.handover is None else build_percentiles(run.handover),
         "requests_per_s": run.requests_per_s,
         "tokens_per_s": run.tokens_per_s,
         "goodput_per_s": run.goodput_per_s,
@@ -142,6 +142,6 @@ def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
     }
 
 
-def _build_percentiles(times: Percentiles) -> dict[str, float]:
+def build_percentiles(times: Percentiles) -> dict[str, float]:
     """Return the times at 50, 90 and 99 percent under the keys p50, p90 and p99."""
     return {f"p{percent}": times[percent] for percent in PERCENTILES}

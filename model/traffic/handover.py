@@ -16,8 +16,8 @@ from itertools import count, cycle
 from model.engine import Request
 from model.traffic.record import Record, Timeline
 from model.traffic.replica import Replica
-from model.traffic.service import Arrivals
-from model.traffic.workload import Workload
+from model.traffic.service import Arrivals, build_request
+from model.traffic.workload import Query, Workload
 
 TransferTime = Callable[[Sequence[int]], int]
 """Function from numbers of pages, by page kind, to the time in ns in which they move between two replicas."""
@@ -78,8 +78,8 @@ class SeparateService:
         arrivals = Arrivals(workload)
         now: int | None = 0
         while now is not None:
-            for request, timeline in arrivals.pop_arrived(now):
-                self._submit(request, timeline)
+            for arrival in arrivals.pop_arrived(now):
+                self._submit(*build_request(arrival))
             self._end_transfers(now)
             self._hand_over(now)
             for replica in self._step_ends:
@@ -91,7 +91,9 @@ class SeparateService:
             record.timelines.sort(key=lambda timeline: timeline.arrival_ns)
         return records
 
-    def _find_next_event(self, now: int, replicas: Iterable[Replica], arrivals: Arrivals) -> int | None:
+    def _find_next_event(
+        self, now: int, replicas: Iterable[Replica], arrivals: Arrivals[Query]
+    ) -> int | None:
         """Return the earliest time of the next event in ns, or None if no event is due.
 
         Events are the end, after `now`, of a step of one of `replicas`, the end of a transfer, the end of a step that
@@ -112,7 +114,7 @@ class SeparateService:
             replica.moving.add(request)
         replica.submit(request, timeline)
 
-    def _step(self, replica: Replica, now: int, arrivals: Arrivals) -> None:
+    def _step(self, replica: Replica, now: int, arrivals: Arrivals[Query]) -> None:
         """Let a replica begin its next step at `now`; do nothing if it has no tokens to compute.
 
         Records when the step ends, queues the prompts that it computes for handover, and schedules the next request of
@@ -126,7 +128,7 @@ class SeparateService:
         for request, timeline in advance.computed:
             heappush(self._computed, (advance.end_ns, next(self._numbers), replica, request, timeline))
 
-    def _find_limit(self, replica: Replica, now: int, arrivals: Arrivals) -> int | None:
+    def _find_limit(self, replica: Replica, now: int, arrivals: Arrivals[Query]) -> int | None:
         """Return the first time in ns at which another event may change a replica's steps, or None if no event can."""
         # Another replica may give the next answer. A waiting request that is admitted here makes room for a handover.
         if (arrivals.has_unsent and len(self._step_ends) > 2) or (

@@ -11,6 +11,7 @@ from math import ceil
 from statistics import mean
 
 from model.engine.speculation import Acceptance
+from model.plan.prices import compute_price_per
 from model.plan.service_level import ServiceLevel
 from model.traffic.record import NOT_YET, Record
 from model.traffic.workload import SECOND_NS
@@ -120,7 +121,7 @@ class Summary:
         Args:
             price: Price of the instance in dollars an hour.
         """
-        return price / 3600 / self.tokens_per_s * 1e6
+        return compute_price_per(1_000_000, self.tokens_per_s, price)
 
     def dollars_per_million_input(self, price: float) -> float:
         """Return the dollars per million tokens of prompts.
@@ -164,10 +165,10 @@ def summarize(
         prompt_tokens=sum(timeline.query.prompt_tokens for timeline in timelines),
         new_tokens=sum(timeline.query.new_tokens for timeline in timelines),
         cached_tokens=sum(timeline.cached_tokens for timeline in timelines),
-        ttft=_compute_all_percentiles(timeline.ttft_ns for timeline in timelines),
+        ttft=compute_all_percentiles(timeline.ttft_ns for timeline in timelines),
         itl=compute_percentiles(gaps_ns, _EVERY_PERCENT),
-        e2e=_compute_all_percentiles(timeline.e2e_ns for timeline in timelines),
-        queue=_compute_all_percentiles(timeline.queue_ns for timeline in timelines),
+        e2e=compute_all_percentiles(timeline.e2e_ns for timeline in timelines),
+        queue=compute_all_percentiles(timeline.queue_ns for timeline in timelines),
         handover=compute_percentiles(moved, _EVERY_PERCENT) if moved else None,
         met=sum(map(level.is_met, timelines)),
         elapsed_ns=elapsed_ns,
@@ -189,7 +190,7 @@ def summarize(
     )
 
 
-def _compute_all_percentiles(times_ns: Iterable[int]) -> Percentiles:
+def compute_all_percentiles(times_ns: Iterable[int]) -> Percentiles:
     """Return the percentiles of times from 1 % to 100 %, by percent."""
     return compute_percentiles(Counter(times_ns), _EVERY_PERCENT)
 

@@ -13,7 +13,7 @@ from model.plan.service_level import SHARE, ServiceLevel
 from model.plan.stacks import Padding
 from model.plan.text import describe_choice
 from model.traffic.deployment import Deployment
-from model.traffic.report import PERCENTILES, Summary
+from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.search import SAMPLE
 from model.traffic.traffic import Traffic
 from model.traffic.variants import HALF_THE_BUCKETS
@@ -32,12 +32,12 @@ def build_text(traffic: Traffic) -> list[Part]:
     blocks = [build_report(traffic), _build_slices(traffic.summary)]
     if traffic.variants:
         blocks.append(build_comparison(traffic))
-    return _join_blocks([*blocks, build_sentences(describe_basis(traffic))])
+    return join_blocks([*blocks, build_sentences(describe_basis(traffic))])
 
 
 def build_report(traffic: Traffic) -> list[Part]:
     """Return the first parts of the report: sentences about the deployment, a table of times, sentences about rates."""
-    return _join_blocks(
+    return join_blocks(
         [
             build_sentences(_describe_deployment(traffic)),
             _build_times(traffic.summary),
@@ -51,7 +51,7 @@ def build_sentences(sentences: Iterable[str]) -> list[Part]:
     return [Hanging(sentence, indent=0) for sentence in sentences]
 
 
-def _join_blocks(blocks: list[list[Part]]) -> list[Part]:
+def join_blocks(blocks: list[list[Part]]) -> list[Part]:
     """Return the parts of all blocks, with an empty line between two blocks."""
     return [*blocks[0], *(line for block in blocks[1:] for line in ("", *block))]
 
@@ -63,35 +63,35 @@ def _describe_deployment(traffic: Traffic) -> Iterator[str]:
     groups = "each" if setup.ep == 1 else "for each of their groups"
     yield (
         f"{traffic.model.config.type_label} on {deployment.instance.name}: {deployment.ranks}, "
-        f"{_format_count(deployment.replicas, 'replica')}, {setup.dtype}; "
+        f"{format_count(deployment.replicas, 'replica')}, {setup.dtype}; "
         f"{_describe_pages(deployment)} of {setup.block_size} positions {groups}"
     )
     yield (
-        f"a step takes up to {_format_count(limits.max_num_seqs, 'sequence')} and "
+        f"a step takes up to {format_count(limits.max_num_seqs, 'sequence')} and "
         f"{limits.max_num_batched_tokens:,} tokens"
     )
     if setup.sizes is not None:
         yield f"steps round up to {setup.sizes}"
     if workload.users:
         think_s = workload.think_ns / SECOND_NS
-        arrivals = f"{_format_count(workload.users, 'user')}, {think_s:g} s between answer and next"
+        arrivals = f"{format_count(workload.users, 'user')}, {think_s:g} s between answer and next"
     elif workload.rate is None:
         arrivals = "all at one moment"
     else:
         arrivals = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
-    yield f"{_format_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
+    yield f"{format_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
     yield from describe_choice(traffic.judged)
     if deployment.link is not None:
         link, prefill_replicas = deployment.link, setup.prefill_replicas
         yield (
-            f"{_format_count(prefill_replicas, 'replica')} for prompts, {deployment.replicas - prefill_replicas} for "
+            f"{format_count(prefill_replicas, 'replica')} for prompts, {deployment.replicas - prefill_replicas} for "
             f"decoding; pages move over {link.words}: {link.gb_per_s * deployment.tp * setup.ep:,.1f} GB/s of a replica"
         )
     if setup.speculation is not None:
         model = setup.speculation.model
         proposer = "looked up in the prompt" if model is None else f"of a {model.config.model_type} model"
-        yield f"a step verifies up to {_format_count(limits.speculative_tokens, 'draft')} {proposer}"
+        yield f"a step verifies up to {format_count(limits.speculative_tokens, 'draft')} {proposer}"
 
 
 def _describe_pages(deployment: Deployment) -> str:
@@ -107,7 +107,7 @@ def _describe_pages(deployment: Deployment) -> str:
 
 
 def _build_times(run: Summary) -> list[Part]:
-    """Return the table of times in milliseconds at percentiles, as a list of one part."""
+    """Return the table of a run's times, as a list of one part."""
     rows = [
         ("time to first token (TTFT)", run.ttft),
         ("between tokens (ITL)", run.itl),
@@ -115,12 +115,15 @@ def _build_times(run: Summary) -> list[Part]:
         ("in the queue", run.queue),
         *([("until the pages have moved", run.handover)] if run.handover else []),
     ]
+    return [build_percentile_table(rows)]
+
+
+def build_percentile_table(rows: Iterable[tuple[str, Percentiles]]) -> Part:
+    """Return a table of named times in milliseconds at percentiles."""
     heads = "|".join(["milliseconds", *(f"p{percent}" for percent in PERCENTILES)])
-    return [
-        table(
-            heads, [(name, *(format_ms(times[percent]) for percent in PERCENTILES)) for name, times in rows]
-        )
-    ]
+    return table(
+        heads, [(name, *(format_ms(times[percent]) for percent in PERCENTILES)) for name, times in rows]
+    )
 
 
 def _describe_rates(traffic: Traffic) -> Iterator[str]:
@@ -245,7 +248,7 @@ def describe_basis(traffic: Traffic) -> Iterator[str]:
         yield from stand_in.describe()
     yield (
         "Times of steps are dry runs of this project's kernels "
-        f"({_format_count(len(deployment.clock.shapes), 'shape')}), program reading, served by {traffic.stack.title} "
+        f"({format_count(len(deployment.clock.shapes), 'shape')}), program reading, served by {traffic.stack.title} "
         f"(record of {traffic.stack.date}). Requests go to the "
         "replicas in turn."
     )
@@ -253,7 +256,7 @@ def describe_basis(traffic: Traffic) -> Iterator[str]:
     if traffic.breaking_rate is not None:
         requests, replicas = SAMPLE * deployment.decoding_per_unit, deployment.replicas // deployment.units
         yield (
-            f"The breaking rate is that of up to {requests:,} requests on {_format_count(replicas, 'replica')}, times "
+            f"The breaking rate is that of up to {requests:,} requests on {format_count(replicas, 'replica')}, times "
             f"{deployment.units}."
         )
     if deployment.link is not None:
@@ -284,6 +287,6 @@ def _format_seconds(time_ns: int) -> str:
     return f"{time_s:.3g}" if time_s < 100 else f"{time_s:,.0f}"
 
 
-def _format_count(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun, which gets an s unless the count is 1."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

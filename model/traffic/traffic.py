@@ -115,18 +115,12 @@ class Request:
     stack: str = THIS.name
 
     def __post_init__(self) -> None:
-        if [self.users, self.rate, self.share].count(None) < 2:
-            raise ModelError(
-                "one of --rate, --load and --users decides when requests come; give only one of them"
-            )
+        check_arrivals(self.users, self.rate, self.share, self.requests)
         if self.prefix is not None and self.trace is not None:
             raise ModelError(
                 "a trace has its own prompts, and --shared-prefix is for lengths that are drawn; leave one of the "
                 "two out"
             )
-        for count, noun in ((self.requests, "requests"), (self.users, "users")):
-            if count is not None and count > MOST_REQUESTS:
-                raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}: give fewer")
         if self.buckets is not None and self.stack != THIS.name:
             raise ModelError(
                 f"--stack {self.stack} pads to its own sizes, and --buckets are for --stack {THIS.name}: leave one "
@@ -155,6 +149,21 @@ class Request:
             )
         if self.acceptance_text is not None and self.draft_model is not None:
             raise ModelError("a text shows what prompt lookup finds; for a draft model give --acceptance")
+
+
+def check_arrivals(users: int | None, rate: float | None, share: float | None, requests: int | None) -> None:
+    """Check the options that decide when requests come.
+
+    Raises:
+        ModelError: Two of them decide it, or there are more than `MOST_REQUESTS` requests or users.
+    """
+    if [users, rate, share].count(None) < 2:
+        raise ModelError(
+            "one of --rate, --load and --users decides when requests come; give only one of them"
+        )
+    for count, noun in ((requests, "requests"), (users, "users")):
+        if count is not None and count > MOST_REQUESTS:
+            raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}: give fewer")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,9 @@ SECOND_NS = 1_000_000_000
 
 MOST_REQUESTS = 1_000_000
 """Requests, or users, of the largest run."""
+
+Q = TypeVar("Q")
+S = TypeVar("S", bound="RequestStream[Any]")
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,15 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Workload:
-    """Requests of a run, in the order of their arrival.
+class RequestStream(Generic[Q]):
+    """Requests of a run, in the order of their arrival; `queries` has what each of them asks for.
 
     Either `arrivals_ns` has the arrival time of each request in ns, or it is empty and `users` is not 0. Each user then
     sends a request `think_ns` after the answer to the previous one. `left_out` counts requests that were dropped
     because they cannot be served: rows of a trace without tokens, and requests that are too long.
     """
 
-    queries: tuple[Query, ...]
+    queries: tuple[Q, ...]
     arrivals_ns: tuple[int, ...] = ()
     users: int = 0
     think_ns: int = 0
@@ -52,16 +56,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         assert bool(self.users) != bool(self.arrivals_ns), "users send requests, or requests have times"
-
-    @property
-    def longest(self) -> int:
-        """Number of prompt and new tokens of the longest request."""
-        return max(query.positions for query in self.queries)
-
-    @property
-    def mean(self) -> int:
-        """Mean number of prompt and new tokens of a request, rounded up."""
-        return -(-sum(query.positions for query in self.queries) // len(self.queries))
 
     @property
     def rate(self) -> float | None:
@@ -73,7 +67,7 @@ class Workload:
             return None
         return (len(self.queries) - 1) * SECOND_NS / (self.arrivals_ns[-1] - self.arrivals_ns[0])
 
-    def stretch_to_rate(self, rate: float) -> Workload:
+    def stretch_to_rate(self: S, rate: float) -> S:
         """Return the same requests with arrival times that start at 0 and are scaled to `rate` requests per second.
 
         Raises:
@@ -86,19 +80,38 @@ class Workload:
             self, arrivals_ns=tuple(int((arrival_ns - first_ns) * factor) for arrival_ns in self.arrivals_ns)
         )
 
-    def select_share(self, replica: int, replicas: int) -> Workload | None:
+    def select_share(self: S, replica: int, replicas: int) -> S | None:
         """Return the requests that go to one replica: every `replicas`-th request and user, from index `replica` on.
 
+        If there are fewer users than replicas, only as many replicas as users get requests.
+
         Returns:
-            The workload of the replica, or None if no request or no user goes to it.
+            The stream of the replica, or None if no request or no user goes to it.
         """
-        queries = self.queries[replica::replicas]
-        users = len(range(replica, self.users, replicas))
-        if not queries or (self.users and not users):
+        if self.users:
+            replicas = min(replicas, self.users)
+        queries = () if replica >= replicas else self.queries[replica::replicas]
+        if not queries:
             return None
+        users = len(range(replica, self.users, replicas))
         return replace(
             self, queries=queries, arrivals_ns=self.arrivals_ns[replica::replicas], users=users, left_out=0
         )
+
+
+@dataclass(frozen=True)
+class Workload(RequestStream[Query]):
+    """Requests with prompts and outputs in tokens."""
+
+    @property
+    def longest(self) -> int:
+        """Number of prompt and new tokens of the longest request."""
+        return max(query.positions for query in self.queries)
+
+    @property
+    def mean(self) -> int:
+        """Mean number of prompt and new tokens of a request, rounded up."""
+        return -(-sum(query.positions for query in self.queries) // len(self.queries))
 
     def drop_longer_than(self, max_positions: int) -> Workload:
         """Return the workload without the requests of more than `max_positions` positions.
@@ -169,5 +182,10 @@ def draw_queries(
 
 def draw_poisson_arrivals(queries: Sequence[Query], rate: float, generator: np.random.Generator) -> Workload:
     """Return a workload whose requests arrive as a Poisson process of `rate` requests per second."""
-    times_ns = np.cumsum(generator.exponential(SECOND_NS / rate, size=len(queries)))
-    return Workload(tuple(queries), tuple(times_ns.astype(int).tolist()))
+    return Workload(tuple(queries), draw_poisson_times(len(queries), rate, generator))
+
+
+def draw_poisson_times(count: int, rate: float, generator: np.random.Generator) -> tuple[int, ...]:
+    """Return `count` arrival times in ns of a Poisson process of `rate` requests per second."""
+    times_ns = np.cumsum(generator.exponential(SECOND_NS / rate, size=count))
+    return tuple(times_ns.astype(int).tolist())

@@ -197,3 +197,14 @@ def test_requests_that_are_too_long_are_left_out() -> None:
     assert (kept.queries, kept.arrivals_ns, kept.left_out) == ((Query(2, 2),), (1,), 2)
     with pytest.raises(ModelError, match="the shortest has 4"):
         workload.drop_longer_than(3)
+
+
+@pytest.mark.parametrize("users", [3, 4, 5])
+def test_replicas_share_all_requests_of_users(users: int) -> None:
+    """No request is lost where replicas are as many as users, or one more or one fewer."""
+    queries = tuple(Query(number, 1) for number in range(1, 12))
+    shares = [Workload(queries, users=users).select_share(replica, 4) for replica in range(4)]
+    served = [share for share in shares if share is not None]
+    assert sorted(query.prompt_tokens for share in served for query in share.queries) == list(range(1, 12))
+    assert sum(share.users for share in served) == users
+    assert len(served) == min(users, 4) and all(share.users for share in served)

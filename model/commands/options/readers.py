@@ -33,6 +33,7 @@ def integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
 
 
+_MOST_COUNTS = 16
 _FACTORS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
@@ -206,6 +207,18 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
         argparse.ArgumentTypeError: A number is not from 0 to 100.
     """
     return tuple(map(_between(0, 100), text.split(",")))
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return the positive whole numbers of a text in which they are separated by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: A number is not positive or not whole, or there are more than 16.
+    """
+    numbers = text.split(",")
+    if len(numbers) > _MOST_COUNTS:
+        raise argparse.ArgumentTypeError(f"{len(numbers)} numbers; give at most {_MOST_COUNTS}")
+    return tuple(map(count, numbers))
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

@@ -9,11 +9,10 @@ from model.commands.plan.masked_text import UNPLANNED
 from model.commands.unread import refuse_options
 from model.device import choose_lnc, find_instance
 from model.errors import ModelError
-from model.plan.images import plan_images
+from model.plan.images import open_planned_pipeline, plan_images
 from model.plan.plan import DEFAULT_INSTANCE
 from model.plan.prices import find_price
 from model.runners.denoise import Sampling
-from model.runners.pipelines import open_pipeline
 from nkw.files import Outputs, json_document
 from nkw.terminal import show_lines, working
 
@@ -37,10 +36,7 @@ def plan_pipeline(options: argparse.Namespace) -> int:
         raise ModelError(f"images are planned on one instance, not on {len(names)}")
     instance = find_instance(next(iter(names), DEFAULT_INSTANCE))
     lnc = choose_lnc(instance.target, options.lnc, largest=True)
-    dtype = "float32" if options.dtype == "float32" else "bfloat16"
-    pipeline = open_pipeline(options.config, dtype, is_planned=True)
-    if options.size is not None:
-        pipeline = pipeline.with_image_size(options.size[1], options.size[0])
+    pipeline = open_planned_pipeline(options.config, options.dtype, options.size)
     price = find_price(instance, options.price, options.prices)
     outputs = Outputs(lambda: [*pipeline.files, *([] if options.prices is None else [options.prices])])
     name = options.config.resolve().name

@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from model.commands.traffic.arguments import OPTIONS
+from model.commands.traffic.images import IMAGE_OPTIONS, traffic_of_images
+from model.commands.unread import refuse_options
 from model.config.folder import list_model_files
 from model.config.published import describe_config
 from model.engine import SchedulerOptions
+from model.loading.pipeline import is_pipeline
 from model.plan.service_level import ServiceLevel
+from model.traffic.deployment import LIMITS
 from model.traffic.document import build_document
 from model.traffic.lengths import Lengths
 from model.traffic.page import render_page
@@ -27,6 +32,9 @@ def traffic_command(options: argparse.Namespace) -> int:
         ModelError: An option, the model, the instance or a file does not allow the prediction.
         InvalidArgument: A file cannot be written.
     """
+    if is_pipeline(options.config):
+        return traffic_of_images(options)
+    refuse_options(options, OPTIONS, IMAGE_OPTIONS, "only images of a diffusion model have it")
     request = Request(
         config=options.config,
         family=options.family,
@@ -52,7 +60,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         seed=options.seed,
         block_size=options.block_size,
         options=SchedulerOptions(
-            options.max_num_seqs,
+            options.max_num_seqs or LIMITS.max_num_seqs,
             options.max_num_batched_tokens,
             chunked_prefill=options.chunked_prefill,
             prefix_caching=options.prefix_caching,
