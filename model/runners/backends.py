@@ -9,10 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.config.component import ComponentConfig
-from model.errors import ModelError
+from model.errors import ModelError, check_memory
 from model.execution.bound_launch import Device
 from model.loading.component import LoadedComponent
-from model.runners.component import Arrays, Component, KernelComponent, ReferenceComponent
+from model.runners.component import (
+    Arrays,
+    Component,
+    KernelComponent,
+    ReferenceComponent,
+    count_activation_bytes,
+)
 from model.runners.pipelines.pipeline import Backend
 
 
@@ -40,9 +46,16 @@ class KernelBackend:
         self._created: dict[tuple[str, int, ComponentConfig], KernelComponent] = {}
 
     def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
-        """Return the component with kernels for batches of one size."""
+        """Return the component with kernels for batches of one size.
+
+        Raises:
+            ModelError: A kernel refuses the batch, or weights or activations exceed the memory of this machine.
+        """
         key = name, batch, model.config
         if key not in self._created:
+            ranks = self._device.ranks
+            rank_bytes = count_activation_bytes(model, -(-batch // self._groups), ranks // self._groups)
+            check_memory(ranks * rank_bytes, f"the {name.replace('_', ' ')} of a batch of {batch}")
             self._created[key] = KernelComponent(model, self._device, batch, groups=self._groups)
         return self._created[key]
 

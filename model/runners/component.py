@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from model.config.component import ComponentConfig
+from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_network import LaunchedNetwork, Progress, RankArrays
 from model.layers.arithmetic import Arithmetic, Span
@@ -86,6 +87,9 @@ class KernelComponent:
         shards: Weights of all tensor-parallel ranks; None to load them.
         progress: Called when sections of the network are finished.
         groups: Data-parallel groups of the device's ranks, which share the batch; each has all weights.
+
+    Raises:
+        ModelError: A kernel refuses a launch of the component, or weights or states exceed the memory of this machine.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class KernelComponent:
         shards = model.load_shards(mesh) if shards is None else shards
         group_batch = mesh.count_group_sequences(batch)
         step = make_step(model.config, shards[0].dtype, shards[0].dtypes, group_batch, mesh.tensor)
+        _check_launches(network, step, batch)
         self._device, self._mesh, self._step, self._batch = device, mesh, step, batch
         self._shapes = _list_input_shapes(network, step)
         self._launched = LaunchedNetwork(network, shards, device, step, mesh, f"a batch of {batch}", progress)
@@ -162,6 +167,37 @@ def make_step(
         activations=activations,
         weights=weights,
     )
+
+
+def count_activation_bytes(model: LoadedComponent, batch: int = 1, ranks: int = 1) -> int:
+    """Return the bytes of the arrays that the launches of a pass read beside weights and constants, on one rank.
+
+    Arrays of one name share memory, so the largest counts. Results that no launch reads are not counted.
+
+    Args:
+        model: The opened component, whose config has the size of its inputs.
+        batch: Number of images or texts.
+        ranks: Tensor-parallel ranks.
+    """
+    network, activations = model.network, model.activations
+    step = make_step(model.config, activations, WeightDtypes(activations), batch, ranks)
+    lasting = {weight.name for layer in network.layers for weight in layer.weights}
+    lasting |= {name for layer in network.layers for name in layer.constants(step)}
+    largest: dict[str, int] = {}
+    for layer in network.layers:
+        for launch in layer.launches(step):
+            for array in launch.values:
+                if array.name not in lasting:
+                    largest[array.name] = max(largest.get(array.name, 0), array.nbytes)
+    return sum(largest.values())
+
+
+def _check_launches(network: Network, step: StepShape, batch: int) -> None:
+    """Raise ModelError if a kernel refuses a launch of a pass over a batch."""
+    for layer in network.layers:
+        for launch in layer.launches(step):
+            if launch.refusal is not None:
+                raise ModelError(f"a batch of {batch}: {launch.refusal}", "NKW-MODEL-OPTION")
 
 
 def _list_input_shapes(network: Network, step: StepShape) -> dict[str, tuple[int, ...]]:

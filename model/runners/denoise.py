@@ -17,7 +17,7 @@ from model.config.autoencoder import AutoencoderConfig
 from model.errors import ModelError, check_memory
 from model.noise_schedules import State
 from model.runners.backends import CountingBackend
-from model.runners.component import Arrays, Component
+from model.runners.component import Arrays, Component, count_activation_bytes
 from model.runners.pipelines.pipeline import DEFAULT_GUIDANCE, Backend, ImagePipeline
 from model.runners.tiling import TiledComponent
 
@@ -144,9 +144,10 @@ class ImageRunner:
         if sampling.is_guided:
             texts = negative_prompts + texts
         backend = CountingBackend(self._backend)
-        encoded = self._pipeline.encode(texts, backend)
         batches = 2 if sampling.is_guided and sampling.mode is Guidance.batched else 1
+        # The denoiser comes first, as its limits are the lowest.
         denoiser = backend.create(self._pipeline.denoiser, batches * len(requests), "denoiser")
+        encoded = self._pipeline.encode(texts, backend)
         latents = noise * np.float32(trajectory.initial_scale)
         state: State = ()
         for index, timestep in enumerate(trajectory.timesteps):
@@ -181,14 +182,21 @@ class ImageRunner:
         return convert_to_bytes(autoencoder.run({"latents": self._pipeline.unscale(latents)})["x"])
 
     def _count_bytes(self, images: int) -> int:
-        """Return the bytes of the arrays of a batch on the host, without those inside the components.
+        """Return the bytes of the arrays of a batch on the host, and of the activations of the largest component.
 
-        These are five float32 arrays of latents (noise, scaled latents, predictions with and without the prompt, and
+        Activations are those of one image, as in NumPy; backends with kernels count those of the whole batch. The other
+        arrays are five float32 arrays of latents (noise, scaled latents, predictions with and without the prompt, and
         the result), the encoded prompts and negative prompts, and the images in float32 (decoded and scaled) and uint8.
         """
         config, (rows, columns) = self._pipeline.denoiser_config, self._pipeline.image_size
         texts = 2 * config.text_rows * config.text_size * 4
-        return images * (5 * prod(self._latent_shape) * 4 + texts + 3 * rows * columns * (4 + 4 + 1))
+        host_bytes = images * (5 * prod(self._latent_shape) * 4 + texts + 3 * rows * columns * (4 + 4 + 1))
+        autoencoder, decoder = self._pipeline.autoencoder, self._pipeline.autoencoder_config
+        tile = find_tile(decoder, autoencoder.activations)
+        if tile is not None:
+            autoencoder = autoencoder.resize(decoder.with_size(tile, tile))
+        components = (*self._pipeline.text_encoders, self._pipeline.denoiser, autoencoder)
+        return host_bytes + max(map(count_activation_bytes, components))
 
     @property
     def _latent_shape(self) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from model.errors import ModelError
 from model.families.registry import compose, read
 from model.noise_schedules import read_schedule
 from model.runners.backends import KernelBackend, ReferenceBackend
+from model.runners.component import count_activation_bytes
 from model.runners.denoise import (
     Drawing,
     Guidance,
@@ -95,6 +96,42 @@ def test_images_equal_those_of_diffusers(name: str, folders: dict[str, Path]) ->
     errors = np.abs(images.astype(int) - RECORDINGS[name])
     # Sums in another order move a number by some 2^-20 of the largest one, which rounds 1 byte in 1,000 otherwise.
     assert errors.max() <= 1 and (errors > 0).mean() < 0.01
+
+
+def test_activations_of_components_are_counted(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arrays of a batch on the host are fewer bytes than the activations, which a bound between them refuses."""
+    pipeline = open_pipeline(folders["flow"])
+    assert count_activation_bytes(pipeline.denoiser, 2) == 2 * count_activation_bytes(pipeline.denoiser)
+    runner, request = ImageRunner(pipeline, ReferenceBackend()), ImageRequest("a red circle")
+    needed = runner._count_bytes(1)
+    decoded = pipeline.autoencoder_config.latent_rows * pipeline.autoencoder_config.latent_columns
+    assert needed > count_activation_bytes(pipeline.autoencoder) >= 4 * 16 * decoded
+    for memory, is_refused in ((needed - 1, True), (needed, False), (needed + 1, False)):
+        monkeypatch.setattr("model.errors.memory_bytes", lambda memory=memory: memory)
+        if is_refused:
+            with pytest.raises(ModelError, match="a batch of 1 image takes"):
+                runner.draw([request], Sampling(1))
+        else:
+            assert runner.draw([request], Sampling(1)).images.shape[0] == 1
+
+
+def test_kernels_count_the_activations_of_the_whole_batch(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from model.device import SimulatedDevice
+
+    model = open_pipeline(folders["flow"]).denoiser
+    needed = count_activation_bytes(model, 32)
+    for memory, is_refused in ((needed - 1, True), (needed, False), (needed + 1, False)):
+        monkeypatch.setattr("model.errors.memory_bytes", lambda memory=memory: memory)
+        backend = KernelBackend(SimulatedDevice("trn2", 1))
+        if is_refused:
+            with pytest.raises(ModelError, match="the denoiser of a batch of 32 takes"):
+                backend.create(model, 32, "denoiser")
+        else:
+            backend.create(model, 32, "denoiser")
 
 
 @pytest.mark.deep

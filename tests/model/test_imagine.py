@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from PIL import Image
 
 from model.commands.imagine.png import arrange_grid
+from model.errors import ModelError
+from model.runners.denoise import ImageRunner
 from nkw.commands import main
 from tests.model.pipeline_oracles import LATENT_SHAPE, draw_noise
 from tests.model.test_denoise import folders  # noqa: F401
@@ -92,6 +95,32 @@ def test_saves_every_step(model: list[str], tmp_path: Path) -> None:
     assert main(["imagine", PROMPT, *model, "--save-steps", str(steps), "--out", str(last)]) == 0
     assert sorted(path.name for path in steps.iterdir()) == ["step-001.png", "step-002.png"]
     np.testing.assert_array_equal(read_image(steps / "step-002.png"), read_image(last))
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ModelError])
+@pytest.mark.parametrize("adds_file", [False, True])
+def test_a_failure_leaves_no_steps_and_keeps_other_files(
+    failure: type[BaseException],
+    adds_file: bool,
+    model: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps, decode = tmp_path / "steps", ImageRunner.decode
+
+    def fail_at_second(runner: ImageRunner, latents: np.ndarray) -> np.ndarray:
+        if (steps / "step-001.png").exists():
+            if adds_file:
+                (steps / "step-009.png").write_text("of the user")
+            raise failure("stopped")
+        return decode(runner, latents)
+
+    monkeypatch.setattr(ImageRunner, "decode", fail_at_second)
+    words = ["imagine", PROMPT, *model, "--save-steps", str(steps)]
+    with suppress(KeyboardInterrupt):
+        assert main(words) != 0
+    remaining = [path.name for path in steps.iterdir()] if steps.exists() else None
+    assert remaining == (["step-009.png"] if adds_file else None)
 
 
 def test_begins_with_given_latents(model: list[str], tmp_path: Path) -> None:

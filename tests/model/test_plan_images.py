@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from model.device import DryDevice
+from model.errors import ModelError
 from model.plan.images import plan_images
 from model.plan.prices import Price
 from model.runners.denoise import Sampling
@@ -80,6 +82,32 @@ def test_refuses_options_of_texts(
 ) -> None:
     assert main(["plan", str(configs), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("images", "refusal"), [(63, None), (64, None), (65, "at most 128 images, not 130"), (1024, "not 2048")]
+)
+def test_a_batch_that_a_kernel_refuses_is_refused_before_any_dry_run(
+    images: int, refusal: str | None, configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of the denoiser takes up to 128 images; guidance takes two for each image of the batch."""
+    launches: list[str] = []
+    monkeypatch.setattr(DryDevice, "run", lambda device, kernel, *arguments: launches.append(kernel) or 1 / 0)
+    pipeline = open_pipeline(configs, is_planned=True)
+    with pytest.raises(ZeroDivisionError if refusal is None else ModelError, match=refusal):
+        plan_images(pipeline, "trn2", 8, Sampling(2), images)
+    assert bool(launches) == (refusal is None)
+
+
+@pytest.mark.parametrize(("sample_size", "refusal"), [(128, None), (1000, "not 250000"), (100_000, " GB")])
+def test_a_large_size_is_refused_before_any_dry_run(
+    sample_size: int, refusal: str | None, configs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DryDevice, "run", lambda device, *arguments: 1 / 0)
+    edit(configs / "transformer" / "config.json", sample_size=sample_size)
+    pipeline = open_pipeline(configs, is_planned=True)
+    with pytest.raises(ZeroDivisionError if refusal is None else ModelError, match=refusal):
+        plan_images(pipeline, "trn2", 8, Sampling(2))
 
 
 def test_a_plan_of_texts_has_no_steps_of_images(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -135,18 +136,22 @@ def _draw(
     passes = pipeline.plan(sampling.steps).passes
     done = [0]
     runner = ImageRunner(pipeline, backend)
-    folder = None if options.save_steps is None else _create_folder(options.save_steps)
+    saved: list[Path] = []
 
     def on_step(count: int, latents: np.ndarray) -> None:
         done[0] = count
-        if folder is not None:
+        if options.save_steps is not None:
             grid = arrange_grid(runner.decode(latents), len(latents))
-            file = OutputFile(folder / f"step-{count:03}.png", "image of a step", _CODE)
+            file = OutputFile(options.save_steps / f"step-{count:03}.png", "image of a step", _CODE)
+            saved.append(file.path)
             write_png(
                 file, grid, describe_settings([request.prompt for request in requests], {"step": count})
             )
 
-    with working(lambda: f"drawing: {done[0]} of {passes} passes"):
+    with (
+        _new_folder(options.save_steps, saved),
+        working(lambda: f"drawing: {done[0]} of {passes} passes"),
+    ):
         drawing = runner.draw(requests, sampling, noise, on_step)
     if options.backend == "numpy" or not options.check:
         return drawing, None
@@ -155,17 +160,32 @@ def _draw(
     return drawing, Difference.measure(drawing, expected)
 
 
-def _create_folder(path: Path) -> Path:
-    """Create the folder of --save-steps.
+@contextmanager
+def _new_folder(path: Path | None, files: Sequence[Path]) -> Iterator[None]:
+    """Create the folder of --save-steps; if the block fails, remove its `files`, and the folder if it is then empty.
+
+    Args:
+        path: The folder; None to do nothing.
+        files: Paths of the images that the block has begun to write; the block appends to it.
 
     Raises:
-        ModelError: It exists, or cannot be made.
+        ModelError: The folder exists, or cannot be made.
     """
+    if path is None:
+        yield
+        return
     try:
         path.mkdir()
     except OSError as error:
         raise ModelError(f"--save-steps {path}: {error.strerror}; it writes a new folder", _CODE) from None
-    return path
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for file in files:
+                file.unlink(missing_ok=True)
+            path.rmdir()
+        raise
 
 
 def _write_images(
