@@ -79,8 +79,8 @@ Tiling
 
 Limits:
     H up to 8192, in bfloat16 without biases, offset of the norm and block scales up to 16384; F up to 16384. A row_gate
-    comes without b_down. A weight has at most 4096 block scales. In an MX format H and F are multiples of 32, and in
-    MXFP8 H is at most 8192.
+    comes without b_down. H of quantised rows of several images is at most 4096. A weight has at most 4096 block scales.
+    In an MX format H and F are multiples of 32, and in MXFP8 H is at most 8192.
 
 Cost
     HBM: the three weights once for each row group, the norm's weight and the biases once, x twice (once up to 128
@@ -128,10 +128,9 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.dma import STATIC
 from nki_kernels.image_rows import repeat_image_rows_reference
 from nki_kernels.norms.blocks import load_norm_blocks
-from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.norm import Norm, check_one_image
 from nki_kernels.norms.row_tiles import RowNorm, allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widen_blocks_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
@@ -140,6 +139,7 @@ from nki_kernels.projection.feed_forward import (
     build_gated_product,
     count_tiles_per_group,
     cut_down_weight,
+    load_row_gate,
 )
 from nki_kernels.projection.feed_forward_pipeline import run_row_groups
 from nki_kernels.projection.feed_forward_weights import check_arguments, check_row_gate, wrap_mlp_weights
@@ -165,6 +165,7 @@ from nki_kernels.projection.residual_product import (
 )
 from nki_kernels.projection.row_groups import (
     count_bytes,
+    count_norm_bytes,
     count_rows_per_rank,
     divide_into_groups,
 )
@@ -180,9 +181,12 @@ from nki_kernels.projection.static_rows import (
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.scale_groups import widen_packed_reference
 from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims, filled
-from nki_kernels.weights import WeightMatrix, has_block_scales, is_e4m3, load_blocks
+from nki_kernels.weights import has_block_scales, is_e4m3
 
 cores = (1, 2)
+
+MOST_QUANTISED_COLUMNS = 4096
+"""Largest H of quantised rows of several images: SBUF holds the norms of three of them beside the rows."""
 
 SUMS_IN_FLIGHT = 2
 """Chunks of y whose sums over the ranks may be under way before the first of them is stored, beside groups of rows."""
@@ -267,9 +271,10 @@ def mlp(
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
     check_residual_gate(residual_gate, tokens, hidden, residual, ranks)
-    assert norm.count_images() == 1 or (ranks == 1 and not quantises_rows), (
-        f"norm_weight has a row for each of {norm.count_images()} images; quantises_rows and sequence_ranks take one "
-        "row"
+    check_one_image(norm, ranks, quantises_rows and not is_e4m3(w_up.dtype))
+    assert norm.count_images() == 1 or not quantises_rows or hidden <= MOST_QUANTISED_COLUMNS, (
+        f"norm_weight has a row for each of {norm.count_images()} images, beside rows of {hidden} elements that are "
+        f"quantised; at most {MOST_QUANTISED_COLUMNS}: pass the images one by one, or leave quantises_rows out"
     )
     y = nl.ndarray((x.shape[0], outputs), dtype=x.dtype, buffer=nl.shared_hbm)
     if quantises_rows and not is_e4m3(w_up.dtype):
@@ -329,8 +334,8 @@ def mlp(
         row_norm = RowNorm(None, None, block_norm.eps, None)
         resident_bytes += count_bytes(block_norm.weight) + count_bytes(block_norm.bias)
     elif norm_weight is not None and not few_rows:
-        row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
-        resident_bytes += count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
+        row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype, tokens)
+        resident_bytes += count_norm_bytes(row_norm)
     scales = None
     if weights.w_down.scales is not None:
         scales = w_down_scales[:, first_column:end_column]
@@ -360,7 +365,7 @@ def mlp(
     x_share = x[:, first_column:end_column] if residual else None
     gate_column, row_scales = None, None
     if row_gate is not None:
-        gate_column, row_scales = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC), []
+        gate_column, row_scales = load_row_gate(row_gate, x.dtype, quantises_rows), []
     elif quantises_rows:
         row_scales = []
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)

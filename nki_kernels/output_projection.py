@@ -453,7 +453,7 @@ def quantise_group(tiles, quantiser):
     The scales are appended to `quantiser.columns`, one column for each row tile.
     """
     if quantiser is not None:
-        preparation = RowPreparation(quantiser, tiles, tiles, None, False, [])
+        preparation = RowPreparation(quantiser, tiles, tiles, None, False, [], [])
         preparation.advance_until(preparation.count_steps())
 
 

@@ -99,7 +99,7 @@ import numpy as np
 from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.image_rows import repeat_image_rows_reference
 from nki_kernels.nibbles import count_stored_rows, widen_nibbles_reference
-from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.norm import Norm, check_one_image
 from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import widen_blocks_reference, widened
 from nki_kernels.projection.group_panels import project_in_groups
@@ -179,10 +179,7 @@ def qkv_projection(
     assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     norm.check(hidden, tokens)
-    assert norm.count_images() == 1 or (sequence_ranks == 1 and not quantises_rows), (
-        f"norm_weight has a row for each of {norm.count_images()} images; quantises_rows and sequence_ranks take one "
-        "row"
-    )
+    check_one_image(norm, sequence_ranks, quantises_rows and w_qkv.dtype == nl.int8)
     assert bias is None or bias.shape == (1, width), f"bias is [1, {width}], not {bias.shape}"
     stored_rows = count_stored_rows(w_qkv, hidden)
     assert w_qkv.shape == (stored_rows, width), (
@@ -318,7 +315,14 @@ def qkv_projection_reference(
     wide = widened(x)
     as_integers = quantises_rows and w_qkv.dtype == np.int8
     if quantises_rows and not as_integers:
-        wide = paired_rows_reference(x, norm_weight, norm_bias, norm_offset, eps, w_qkv.dtype)
+        wide = paired_rows_reference(
+            x,
+            None if norm_weight is None else repeat_image_rows_reference(norm_weight, len(x)),
+            None if norm_bias is None else repeat_image_rows_reference(norm_bias, len(x)),
+            norm_offset,
+            eps,
+            w_qkv.dtype,
+        )
         norm_weight = norm_bias = None
     if norm_weight is not None and norm_bias is not None:
         wide = wide - wide.mean(axis=1, keepdims=True)

@@ -80,3 +80,14 @@ def compute_inverse_root(squares, scale, eps, roots=None):
         roots = nl.ndarray(squares.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=roots, op=nl.rsqrt, data=squares, scale=scale, bias=eps[0 : squares.shape[0], :])
     return roots
+
+
+def check_one_image(norm, sequence_ranks, rounds_to_integers):
+    """Raise AssertionError if a Norm of several images meets rows that are cut over ranks, or no rows of fp8.
+
+    rounds_to_integers: whether rows become integers or MXFP8.
+    """
+    assert norm.count_images() == 1 or (sequence_ranks == 1 and not rounds_to_integers), (
+        f"norm_weight has a row for each of {norm.count_images()} images; sequence_ranks, and rows that become "
+        "integers or MXFP8, take one row"
+    )

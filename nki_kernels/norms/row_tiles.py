@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.norm import compute_inverse_root
+from nki_kernels.image_rows import list_image_runs, load_image_rows
+from nki_kernels.norms.norm import Norm, compute_inverse_root
 from nki_kernels.tiles import PARTITIONS, blocks, broadcast_row, filled
 
 SCRATCH_ELEMENTS = 2048
@@ -27,13 +28,55 @@ class RowNorm(nl.NKIObject):
 
     weight: [row, H], offset included; None for a LayerNorm whose weight and bias are applied to transposed rows, see
     `blocks`. bias: [row, H] for LayerNorm, None for RMSNorm. eps: [row, 1] float32. scratch: [row, SCRATCH_ELEMENTS or
-    H], which row sums overwrite with their terms; None without a weight.
+    H], which row sums overwrite with their terms; None without a weight. images: ImageNorms, from which
+    `select` takes weight and bias, both None here; None if all rows have the same ones.
     """
 
     weight: nl.NkiTensor | None
     bias: nl.NkiTensor | None
     eps: nl.NkiTensor
     scratch: nl.NkiTensor | None
+    images: ImageNorms | None = None
+
+    def select(self, first_row, rows):
+        """Return the RowNorm of a tile of `rows` rows from `first_row` on, counted among the rows of all images."""
+        return self if self.images is None else self.images.select(first_row, rows, self.eps, self.scratch)
+
+
+@dataclass
+class ImageNorms(nl.NKIObject):
+    """Weights and biases of a LayerNorm that differ from image to image, see `image_rows`.
+
+    norm: Norm with a row for each image. image_rows: rows of an image. kept: the RowNorm that was selected last, if all
+    its rows are of one image, and kept_image the number of this image; else empty and -1.
+    """
+
+    norm: Norm
+    image_rows: int
+    kept: list
+    kept_image: int = -1
+
+    def select(self, first_row, rows, eps, scratch):
+        """Return the RowNorm of a tile, as `RowNorm.select` does; rows of one image after the other load it once."""
+        runs = list_image_runs(first_row, rows, self.image_rows)
+        image = runs[0][2] if len(runs) == 1 and runs[0][3] == 1 else -1
+        if image >= 0 and image == self.kept_image:
+            return self.kept[0]
+        if image >= 0:
+            # Later tiles of the image may have more rows.
+            height = eps.shape[0]
+            row = self.norm.weight[image : image + 1, :]
+            weight = broadcast_row(row, height, nl.float32, self.norm.offset)
+            bias_row = self.norm.bias[image : image + 1, :]
+            bias = broadcast_row(bias_row, height, self.norm.bias.dtype, 0.0)
+        else:
+            loaded = load_image_rows(self.norm.weight, first_row, rows, self.image_rows)
+            weight = nl.ndarray(loaded.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_scalar(dst=weight, data=loaded, op0=nl.add, operand0=self.norm.offset)
+            bias = load_image_rows(self.norm.bias, first_row, rows, self.image_rows)
+        row_norm = RowNorm(weight, bias, eps, scratch)
+        self.kept, self.kept_image = [row_norm], image
+        return row_norm
 
 
 @dataclass
@@ -49,16 +92,22 @@ def allocate_row_scratch(rows, hidden, dtype):
     return nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=dtype, buffer=nl.sbuf)
 
 
-def load_norm(norm, scratch, dtype):
+def load_norm(norm, scratch, dtype, tokens=0):
     """Load a `Norm` with a weight from HBM as a `RowNorm`, repeated on as many partitions as `scratch` has rows.
+
+    If it has a row for each of several images, nothing is loaded before `RowNorm.select`.
 
     With an offset, weight + offset is float32; without, the weight is in `dtype`, as the bias is. eps is
     float32.
 
     Args:
         scratch: result of `allocate_row_scratch`, which the RowNorm keeps.
+        tokens: rows of all images, where the norm may have a row for each image.
     """
     rows = scratch.shape[0]
+    if norm.count_images() > 1:
+        images = ImageNorms(norm, tokens // norm.count_images(), [])
+        return RowNorm(None, None, filled((rows, 1), norm.eps), scratch, images)
     weight = broadcast_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
     bias = None if norm.bias is None else broadcast_row(norm.bias, rows, dtype, 0.0)
     return RowNorm(weight, bias, filled((rows, 1), norm.eps), scratch)

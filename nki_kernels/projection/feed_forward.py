@@ -56,14 +56,23 @@ from nki_kernels.projection.row_groups import (
 )
 from nki_kernels.projection.sequence import RowSource, provide_rows
 from nki_kernels.projection.static_rows import StaticIntermediates, StaticQuantiser
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
-from nki_kernels.weights import WeightMatrix, has_block_scales, select_columns
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, filled, ranges
+from nki_kernels.weights import (
+    WeightMatrix,
+    has_block_scales,
+    load_blocks,
+    load_blocks_into,
+    select_columns,
+)
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
 
 GROUP_TILES = 4
 """Row tiles of the largest group: 512 rows, the columns of the widest moving tile that every chip takes."""
+
+GATE_TERMS = 3
+"""Numbers of bfloat16 whose sum is a float32 number of a row_gate: 8 binary places each."""
 
 STREAM_BYTES = 48 * 1024
 """Bytes of each partition that a row group leaves to tiles on their way: weights, residuals and results."""
@@ -117,7 +126,7 @@ class FeedForward(nl.NKIObject):
 
     rows: RowSource of x. norm: RowNorm, or None if rows need none. block_norm: BlockNorm with the weight and the bias
     that `norm` lacks, or None. gated: the gate and up product. down: the
-    down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
+    down product. row_gate: what `load_row_gate` returns, or None. ranks: over how many ranks the rows are
     cut. dtype: x's dtype. few_rows: whether `load_few_rows` loads x. run_norm: the Norm of such rows, or
     None. groups: GroupLayout of the down product, or None if it is computed in chunks of `residual_product`.
     grouped: its operands in SBUF, once they are loaded. quantiser: RowQuantiser of rows that are multiplied in
@@ -372,6 +381,7 @@ def prepare_first_group(ffn, group, buffers):
     down product and stay in SBUF. Their norm is then written to a tile of its own.
     """
     tiles = view_row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
+    first_row = ffn.core.rows[0] + group.first_row
     trigger_loads(plan_loads(tiles, provide_group_rows(ffn, group)), STATIC)
     normalised, copies = tiles, False
     if ffn.ranks == 1 and ffn.down.residual is not None and can_keep_residual(ffn):
@@ -383,9 +393,8 @@ def prepare_first_group(ffn, group, buffers):
     if ffn.quantiser is None:
         normalise_tiles(normalised, tiles, ffn.norm)
     else:
-        preparation = RowPreparation(ffn.quantiser, tiles, normalised, ffn.norm, copies, [])
+        preparation = RowPreparation(ffn.quantiser, tiles, normalised, ffn.norm, copies, [], [], 0, first_row)
         preparation.advance_until(preparation.count_steps())
-    first_row = ffn.core.rows[0] + group.first_row
     transpose_tiles(buffers.transposed, normalised, 0, buffers.norm, first_row)
 
 
@@ -404,7 +413,7 @@ def plan_prefetch(ffn, groups, m, buffers, units):
     load_units = max(1, units // 2)
     preparation = None
     if ffn.quantiser is not None:
-        preparation = RowPreparation(ffn.quantiser, tiles, tiles, ffn.norm, False, [])
+        preparation = RowPreparation(ffn.quantiser, tiles, tiles, ffn.norm, False, [], [], 0, first_row)
     return Prefetch(tiles, loads, load_units, max(1, units - load_units), first_row, preparation)
 
 
@@ -412,6 +421,26 @@ def provide_group_rows(ffn, group):
     """Return a view of the rows of a RowGroup in HBM, [rank, row, H]; issue the all-gathers that these rows need."""
     first, end = group.first_row, group.first_row + group.rows
     return split_by_rank(provide_rows(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
+
+
+def load_row_gate(row_gate, dtype, quantises_rows):
+    """Load a row_gate [H, 1] @ HBM as an operand of products with rows: [h in block, block, term] in SBUF.
+
+    One term in `dtype`; of float32 beside rows of fp8, which products do not mix, three terms in bfloat16 whose sum is
+    the gate.
+    """
+    if not quantises_rows or dtype != nl.float32:
+        return load_blocks(WeightMatrix(row_gate), dtype, STATIC)
+    hidden = row_gate.shape[0]
+    remainder = filled((min(PARTITIONS, hidden), blocks(hidden), 1), 0.0)
+    load_blocks_into(remainder, WeightMatrix(row_gate), STATIC)
+    shape = (remainder.shape[0], remainder.shape[1], GATE_TERMS)
+    terms = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    for term in range(GATE_TERMS):
+        rounded = terms[:, :, term : term + 1]
+        nisa.tensor_copy(dst=rounded, src=remainder)
+        nisa.tensor_tensor(dst=remainder, data1=remainder, data2=rounded, op=nl.subtract)
+    return terms
 
 
 def append_row_scales(ffn, x, first_tile):
@@ -425,9 +454,13 @@ def append_row_scales(ffn, x, first_tile):
     tiles = ranges(0, x.shape[2], count_tile_rows(ffn.ranks))
     for index in range(len(tiles)):
         first, end = tiles[index]
-        bank = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.psum)
-        add_products([[bank]], x, [(first, end)], ffn.row_gate, [(0, 1)], 0, ffn.gated.hidden)
-        row_scale = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        terms = ffn.row_gate.shape[2]
+        bank = nl.ndarray((end - first, terms), dtype=nl.float32, buffer=nl.psum)
+        add_products([[bank]], x, [(first, end)], ffn.row_gate, [(0, terms)], 0, ffn.gated.hidden)
+        row_scale = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.sbuf)
+        if terms > 1:
+            nisa.tensor_reduce(dst=row_scale, op=nl.add, data=bank, axis=1)
+            bank = row_scale
         scale = 1.0 if ffn.quantiser is None else ffn.quantiser.columns[first_tile + index]
         nisa.activation(dst=row_scale, op=nl.sigmoid, data=bank, scale=scale)
         ffn.down.row_scales.append(row_scale)

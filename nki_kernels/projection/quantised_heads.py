@@ -34,7 +34,7 @@ from nki_kernels.projection.paired_rows import (
 )
 from nki_kernels.projection.products import allocate_sums, plan_growing_ranges
 from nki_kernels.projection.row_groups import (
-    count_bytes,
+    count_norm_bytes,
     item_bytes,
     plan_loads,
     split_by_rank,
@@ -199,7 +199,10 @@ class QuantisedProduct(nl.NKIObject):
             row_numbers = self.heads.load_row_numbers(first, end - first)
         rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
         trigger_loads(plan_loads([rows], split_by_rank(x, 1)), STATIC)
-        self.prepared.append(PairedRows(rows, self.norm, self.w.elements.dtype, row_numbers))
+        norm = self.norm
+        if norm is not None:
+            norm = norm.select(self.heads.first_row + first, end - first)
+        self.prepared.append(PairedRows(rows, norm, self.w.elements.dtype, row_numbers))
 
     def load_weight(self, most_bytes):
         """Load further pieces of the weight, up to `most_bytes` of each partition in all, and at first its scales."""
@@ -262,8 +265,9 @@ def project_quantised(source, norm, w, columns, heads):
     height = min(tokens, PARTITIONS)
     row_norm, kept_rows = None, 0
     if norm.weight is not None:
-        row_norm = load_norm(norm, allocate_row_scratch(height, hidden, x.dtype), x.dtype)
-        kept_rows = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
+        scratch = allocate_row_scratch(height, hidden, x.dtype)
+        row_norm = load_norm(norm, scratch, x.dtype, heads.rank_rows)
+        kept_rows = count_norm_bytes(row_norm)
         kept_rows = blocks(kept_rows, hidden * item_bytes(x.dtype))
     elif source.gather is not None:
         kept_rows = GATHERED_ROW_TILES

@@ -265,7 +265,8 @@ class RowPreparation(nl.NKIObject):
 
     quantiser: RowQuantiser or StaticQuantiser, to which scales are appended. tiles, results: SBUF tiles [row, H], the
     rows as they are loaded and as they are divided. norm: RowNorm, or None. copies: whether results are other tiles
-    than `tiles`. statistics: RowStatistics of the tiles so far. step: number of steps that are issued.
+    than `tiles`. statistics: RowStatistics of the tiles so far. step: number of steps that are issued. first_row: index
+    of the first row among the rows of all images. norms: for each tile so far its RowNorm, None once it is applied.
     """
 
     quantiser: RowQuantiser
@@ -274,7 +275,9 @@ class RowPreparation(nl.NKIObject):
     norm: RowNorm | None
     copies: bool
     statistics: list
+    norms: list
     step: int = 0
+    first_row: int = 0
 
     def count_steps(self):
         """Return the number of all steps: 0 without tiles."""
@@ -294,11 +297,15 @@ class RowPreparation(nl.NKIObject):
         """Issue step number `step`: tile `step` takes the first stage, the tile before it the second, and so on."""
         count = len(self.tiles)
         if self.step < count and self.norm is not None:
-            self.statistics.append(compute_row_statistics(self.tiles[self.step], self.norm))
+            tile = self.tiles[self.step]
+            first_row = self.first_row + self.step * self.tiles[0].shape[0]
+            self.norms.append(self.norm.select(first_row, tile.shape[0]))
+            self.statistics.append(compute_row_statistics(tile, self.norms[self.step]))
         index = self.step - 1
         if index >= 0 and index < count:
             if self.norm is not None:
-                normalise(self.results[index], self.tiles[index], self.statistics[index], self.norm)
+                normalise(self.results[index], self.tiles[index], self.statistics[index], self.norms[index])
+                self.norms[index] = None
             elif self.copies:
                 nisa.tensor_copy(dst=self.results[index], src=self.tiles[index])
         index = self.step - 2

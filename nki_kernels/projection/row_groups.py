@@ -190,6 +190,18 @@ def item_bytes(dtype):
     return 4 if dtype == nl.float32 else 2
 
 
+IMAGE_NORMS = 3
+"""RowNorms of images that SBUF holds at one time: one is applied while the next one is loaded, and one is kept."""
+
+
+def count_norm_bytes(norm):
+    """Return the bytes of each partition that the weight and the bias of a RowNorm take, with those of other images."""
+    if norm.images is None:
+        return count_bytes(norm.weight) + count_bytes(norm.bias)
+    rows = norm.images.norm
+    return IMAGE_NORMS * rows.weight.shape[1] * (item_bytes(nl.float32) + item_bytes(rows.bias.dtype))
+
+
 def count_bytes(tile):
     """Return the bytes that an SBUF tile takes of each partition; 0 for None."""
     if tile is None:

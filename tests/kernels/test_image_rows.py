@@ -33,7 +33,7 @@ IMAGES = [(1, 130), (2, 1), (3, 16), (3, 127), (2, 128), (2, 129), (3, 300), (5,
 """Images, and rows of each."""
 
 
-ONE_ROW = "norm_weight has a row for each of 3 images; quantises_rows and sequence_ranks take one row"
+ONE_ROW = "norm_weight has a row for each of 3 images; sequence_ranks, and rows that become integers"
 
 
 def modulate(inputs: dict[str, Any], names: tuple[str, ...], images: int, hidden: int) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class TestModulatedQkvProjection(KernelTests):
             ),
             refuse("norm_weight is (3, 40) and norm_bias is (1, 40)", norm_bias=normal(1, 1, 40)),
             refuse("norm_weight is (3, 40) without norm_bias", norm_bias=lambda _: None),
-            refuse(ONE_ROW, dict(elements=FP8, images=1), images=3, quantises_rows=True),
+            refuse(ONE_ROW, dict(elements=INT8, images=3), quantises_rows=True),
         ],
         limits=[limit("images", 1024, "norm_weight has 1025 rows; of 40 elements at most 1024", rows=1)],
         fits=[
@@ -160,7 +160,7 @@ class TestModulatedMlp(KernelTests):
             refuse("residual_gate has 2 rows, one for each image", residual_gate=normal(1, 2, 24)),
             refuse("residual_gate has to be [1, 24], not (3, 23)", residual_gate=normal(1, 3, 23)),
             refuse("residual_gate is given without a residual", residual=False),
-            refuse(ONE_ROW, dict(elements=FP8, images=1), images=3, quantises_rows=True),
+            refuse(ONE_ROW, dict(elements=INT8, images=3), quantises_rows=True),
             refuse(
                 "residual_gate is given with rows that become integers or MXFP8",
                 dict(elements=INT8, images=1, names=(), quantises_rows=True),

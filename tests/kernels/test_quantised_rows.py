@@ -16,7 +16,7 @@ import simulate
 from nki_kernels.projection.quantised_rows import quantise_rows_reference
 from tests.kernels.accuracy import as_tuple, in_order, last_place, named
 from tests.kernels.case import KernelCase, KernelTests, refuse, vary
-from tests.kernels.test_feed_forward import F32, FP8, INT8, quantised_block
+from tests.kernels.test_feed_forward import DTYPES, F32, FP8, INT8, quantised_block
 
 
 @wraps(quantised_block)
@@ -56,7 +56,7 @@ class TestQuantisedRows(KernelTests):
             *vary(tokens=[5, 600], hidden=[127, 384], inner=200, dtype=F32),
             *vary(tokens=[5, 140], hidden=264, inner=140, norm_weight=[True, False], w_gate=[True, False]),
             *vary(tokens=140, hidden=136, inner=140, norm_bias=True),
-            *vary(tokens=[5, 140], hidden=136, inner=140, row_gate=True),
+            *vary(tokens=[5, 140], hidden=[127, 136], inner=140, row_gate=True, dtype=[*DTYPES]),
             *vary(tokens=[5, 140], hidden=136, inner=140, residual=False),
         ],
         fits=[*vary(tokens=[1, 300], hidden=8192, inner=896)],
