@@ -11,10 +11,14 @@ import numpy as np
 from model.config.component import ComponentConfig
 from model.config.fields import Fields
 from model.config.folder import check_inside, check_model_folder, list_model_files
+from model.config.quantization import adapt_to_chip, quantise_config
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
 from model.families.tasks import TEXT_ENCODER, Task
+from model.formats.scaled import INT8
+from model.layers.launch import WeightDtypes
 from model.layers.precision import BFLOAT16, choose_activation_dtype
+from model.layers.shard import Shard
 from model.loading.checkpoint import Checkpoint, open_checkpoint
 from model.loading.weights import (
     RankWeights,
@@ -69,7 +73,34 @@ class LoadedComponent:
         Raises:
             ModelError: A tensor is missing or has the wrong shape or dtype.
         """
-        return replace(self, config=config, checkpoint=open_checkpoint(self.folder, config))
+        checkpoint = None if self.checkpoint is None else open_checkpoint(self.folder, config)
+        return replace(self, config=config, checkpoint=checkpoint)
+
+    def quantise(self, scheme: str | None, target: str) -> LoadedComponent:
+        """Return the component with the linear layers of its blocks quantised by a scheme, in the numbers of a chip.
+
+        Other layers stay in the folder's dtype: embeddings, modulation, patches and the output. None leaves all weights
+        as they are in the folder.
+
+        Args:
+            scheme: A name in `SCHEMES` or None, as `quantise_config` takes it.
+            target: Name of the chip.
+
+        Raises:
+            ModelError: The scheme is unknown, its kernels do not compute a denoiser, or the weights are quantised.
+        """
+        config = adapt_to_chip(quantise_config(self.config, scheme), target)
+        if config is self.config:
+            return self
+        for format in () if config.weight_format is None else config.weight_format.formats:
+            if format.quantises_rows and format.row_dtype == INT8:
+                raise ModelError(
+                    f"quantization is {config.quant_method}, and products of rows of int8 take no gates of residuals, "
+                    "as denoisers have them; quantise by fp8-dynamic, or by a scheme of weights alone: "
+                    "fp8, int8 or int4",
+                    "NKW-MODEL-OPTION",
+                )
+        return self.reopen(config)
 
     @property
     def network(self) -> Network:
@@ -80,6 +111,19 @@ class LoadedComponent:
     def parameters(self) -> int:
         """Number of parameters of the component."""
         return sum(map(prod, self.network.list_tensor_shapes().values()))
+
+    def count_weight_bytes(self, target: str) -> int:
+        """Return the bytes of all parameters: quantised ones as a chip's kernels read them, others in `activations`."""
+        itemsize, dtypes, shard = self.activations.itemsize, self.choose_dtypes(target), Shard(0, 1)
+        quantised = {
+            weight.name: weight for weight in self.network.weights if weight.find_format(shard, dtypes)
+        }
+        nbytes = self.parameters * itemsize
+        for weight in quantised.values():
+            arrays = weight.describe(shard, dtypes).values()
+            nbytes += sum(prod(shape) * dtype.itemsize for shape, dtype in arrays)
+            nbytes -= prod(weight.shape(shard)) * itemsize
+        return nbytes
 
     @property
     def activations(self) -> np.dtype:
@@ -100,12 +144,18 @@ class LoadedComponent:
 
     def describe_shards(self, mesh: Mesh, target: str) -> tuple[RankWeights, ...]:
         """Return the weights of all ranks as kernels of a chip read them, for dry runs: zeros without memory."""
+        dtypes = self.choose_dtypes(target)
+        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor)
+
+    def choose_dtypes(self, target: str) -> WeightDtypes:
+        """Return the dtypes and formats of the arrays of weights as kernels of a chip read them."""
         weights, activations = self.network.weights, self.activations
-        if self.checkpoint is None:
-            dtypes = plan_weight_dtypes(weights, self.config.weight_format, activations)
-        else:
-            dtypes = choose_weight_dtypes(weights, adapt_weights(self.checkpoint, target), activations)
-        return describe_all_ranks(self.config, dtypes, activations, mesh.tensor)
+        if self.checkpoint is not None:
+            return choose_weight_dtypes(weights, adapt_weights(self.checkpoint, target), activations)
+        format = adapt_to_chip(self.config, target).weight_format
+        if self.config.is_quantised_on_load:
+            weights = self.network.block_weights
+        return plan_weight_dtypes(weights, format, activations)
 
 
 def read_component(folder: Path, task: Task[ComponentConfig]) -> ComponentConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from model.device import DryDevice
 from model.errors import ModelError
-from model.layers.launch import LeastWork, WeightDtypes
+from model.layers.launch import LeastWork
 from model.loading.component import LoadedComponent
 from model.loading.weights import check_ranks
 from model.plan.prices import Price, compute_price_per
@@ -31,7 +31,7 @@ class ImagePlan:
     lnc            physical cores of a rank
     copies         batches that the instance draws at once, each on its own ranks
     parameters     parameters of all components
-    weight_bytes   bytes of their weights in the dtype of activations
+    weight_bytes   bytes of their weights in the dtype of activations, or in the format of quantised ones
     components     times of the components
     work           least work of one pass of the denoiser over its batch on one rank
     price          price of the instance; None if unknown
@@ -216,15 +216,15 @@ def plan_images(
         lnc,
         copies,
         sum(component.parameters for component in pipeline.components),
-        sum(component.parameters * component.activations.itemsize for component in pipeline.components),
+        sum(component.count_weight_bytes(target) for component in pipeline.components),
         components,
-        _count_work(pipeline.denoiser, batch, ranks),
+        _count_work(pipeline.denoiser, batch, ranks, target),
         price,
     )
 
 
-def _count_work(model: LoadedComponent, batch: int, ranks: int) -> LeastWork:
-    """Return the least work of one pass of a component over a batch, on one of `ranks` ranks."""
-    step = make_step(model.config, model.activations, WeightDtypes(model.activations), batch, ranks)
+def _count_work(model: LoadedComponent, batch: int, ranks: int, target: str) -> LeastWork:
+    """Return the least work of one pass of a component over a batch, on one of `ranks` ranks of a chip."""
+    step = make_step(model.config, model.activations, model.choose_dtypes(target), batch, ranks)
     works = [launch.work for layer in model.network.layers for launch in layer.launches(step)]
     return sum(works, LeastWork(0.0, 0.0))

@@ -21,7 +21,7 @@ from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import States
 from model.layers.precision import FLOAT32
 from model.loading.component import LoadedComponent
-from model.loading.weights import RankWeights
+from model.loading.weights import RankWeights, find_row_formats
 from model.mesh import Mesh
 from model.network import Network
 
@@ -53,8 +53,14 @@ class ReferenceComponent:
     def __init__(self, model: LoadedComponent, ranks: int = 1) -> None:
         self._network = model.network
         assert model.checkpoint is not None, "a component that is planned only"
+        row_formats = find_row_formats(self._network.weights, model.checkpoint, ranks)
         self._numpy = Arithmetic(
-            model.checkpoint, model.activations, WIDENED_BYTES, ranks, self._network.exact
+            model.checkpoint,
+            model.activations,
+            WIDENED_BYTES,
+            ranks,
+            self._network.exact,
+            row_formats=row_formats,
         )
         self._span = Span(0, model.config.rows)
 

@@ -37,7 +37,12 @@ def encode_png(image: np.ndarray, settings: Mapping[str, str]) -> bytes:
 
 
 def list_settings(
-    pipeline: ImagePipeline, sampling: Sampling, negative_prompt: str, model: str, dtype: str
+    pipeline: ImagePipeline,
+    sampling: Sampling,
+    negative_prompt: str,
+    model: str,
+    dtype: str,
+    quantization: str | None = None,
 ) -> dict[str, Any]:
     """Return the settings that determine an image beside its prompt and seed.
 
@@ -47,6 +52,7 @@ def list_settings(
         negative_prompt: What the image should not show.
         model: Name of the model.
         dtype: Dtype of activations, as the user named it.
+        quantization: Scheme of the denoiser's linear layers; None if they are as in the folder.
     """
     rows, columns = pipeline.image_size
     return {
@@ -56,6 +62,7 @@ def list_settings(
         "steps": sampling.steps,
         "guidance": sampling.guidance,
         "dtype": dtype,
+        "quantization": quantization,
     }
 
 

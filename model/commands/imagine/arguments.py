@@ -17,5 +17,10 @@ OPTIONS = options(
     option(
         "--no-check", help="do not compare the images with the numpy model; times are predicted all the same"
     ),
+    option(
+        "--quantization",
+        help="quantise linear layers of the denoiser's blocks to fp8, int8, fp8-dynamic (which quantises rows too) or "
+        "int4, with a scale for each output (default: as config.json says)",
+    ),
     "--dtype --json",
 )

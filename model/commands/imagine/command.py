@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -48,6 +49,7 @@ def imagine_command(options: argparse.Namespace) -> int:
     pipeline = open_pipeline(options.model, options.dtype)
     if options.size is not None:
         pipeline = pipeline.with_image_size(options.size[1], options.size[0])
+    pipeline = replace(pipeline, denoiser=pipeline.denoiser.quantise(options.quantization, options.target))
     for component in pipeline.components:
         check_ranks(component.config, options.tp)
     pipeline.plan(options.steps)
@@ -59,7 +61,12 @@ def imagine_command(options: argparse.Namespace) -> int:
     with json_document(options.json, outputs, "imagine") as contents:
         drawing, difference = _draw(options, pipeline, requests, sampling, noise)
         settings = list_settings(
-            pipeline, sampling, options.negative_prompt, options.model.name, options.dtype
+            pipeline,
+            sampling,
+            options.negative_prompt,
+            options.model.name,
+            options.dtype,
+            options.quantization,
         )
         settings["latents"] = None if options.latents is None else str(options.latents)
         _write_images(options, files, drawing.images, requests, settings)

@@ -52,8 +52,9 @@ ROWS: Rows = {
     ),
     "--quantization": dict(
         metavar="NAME",
-        help="quantise plain weights of decoder layers to fp8, int8, fp8-dynamic or w8a8 (which quantise rows too), or "
-        "int4, with a scale for each output; of a quantised model, its quant_method (default: as config.json says)",
+        help="quantise plain weights of decoder layers, or of a denoiser's blocks, to fp8, int8, fp8-dynamic or w8a8 "
+        "(which quantise rows too), or int4, with a scale for each output; of a quantised model, its quant_method "
+        "(default: as config.json says)",
     ),
     "--row-scales": dict(
         choices=ROW_SCALES,

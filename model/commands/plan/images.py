@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from model.commands.plan.arguments import OPTIONS
 from model.commands.plan.masked_text import UNPLANNED
@@ -16,7 +17,7 @@ from model.runners.denoise import Sampling
 from nkw.files import Outputs, json_document
 from nkw.terminal import show_lines, working
 
-_READ = ("price", "prices")
+_READ = ("price", "prices", "quantization")
 IMAGE_OPTIONS = ("steps", "guidance", "size")
 """Options of images, which plans of other models do not read."""
 
@@ -37,6 +38,8 @@ def plan_pipeline(options: argparse.Namespace) -> int:
     instance = find_instance(next(iter(names), DEFAULT_INSTANCE))
     lnc = choose_lnc(instance.target, options.lnc, largest=True)
     pipeline = open_planned_pipeline(options.config, options.dtype, options.size)
+    denoiser = pipeline.denoiser.quantise(options.quantization, instance.target)
+    pipeline = replace(pipeline, denoiser=denoiser)
     price = find_price(instance, options.price, options.prices)
     outputs = Outputs(lambda: [*pipeline.files, *([] if options.prices is None else [options.prices])])
     name = options.config.resolve().name

@@ -38,7 +38,7 @@ from model.layers.layer import Constant, Stateless, States
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, MatrixCut, Reordered, by_query_heads
 from model.layers.softmax import attend
-from model.layers.weight import Weight, create_argument
+from model.layers.weight import Weight, create_argument, list_row_arguments
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,7 @@ class TextAttention(Stateless):
                 "residual": x,
                 "replica_group": Axis.tensor,
                 "bias": create_argument(self._bias("o"), step),
+                **list_row_arguments(step, self._matrix("o"), divides_columns=True),
             },
             ("x",),
             count_product_work(step.tokens, matrices["w_o"]),
@@ -223,6 +224,7 @@ class TextAttention(Stateless):
                 **matrices,
                 "q_size": projected.shape[1],
                 "bias": create_argument(self._bias(letter), step),
+                **list_row_arguments(step, self._matrix(letter)),
             },
             (projected.name,),
             count_product_work(rows.shape[0], matrices["w_qkv"]),
@@ -235,7 +237,7 @@ class TextAttention(Stateless):
         length = int(states[self.lengths].item())
         text = states[self.text].reshape(self.text_rows, -1)[:length]
         projected, keys, values = (
-            numpy.round(numpy.multiply(rows, projection))
+            numpy.round(numpy.multiply_rows(rows, projection))
             .reshape(len(rows), -1, self.heads.head_dim)
             .swapaxes(0, 1)
             for rows, projection in zip((x, text, text), self.projections.inputs)

@@ -1,0 +1,113 @@
+"""Denoisers whose linear layers are quantised on loading: kernels and numpy model, what stays, plans and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families.tasks import DENOISER
+from model.formats import QuantisedWeight
+from model.loading.component import LoadedComponent
+from model.runners.component import KernelComponent, ReferenceComponent
+from nkw.commands import main
+from tests.model.denoiser_oracles import CASES
+from tests.model.test_denoise import edit, folders  # noqa: F401
+from tests.model.test_denoisers import UNIT, bound_error, open_case
+from tests.model.test_plan_images import configs  # noqa: F401
+
+WEIGHTS_ONLY = ("fp8", "int8", "int4")
+
+
+@pytest.mark.parametrize("name", ["pixart", "flux with guidance", "sd3", "dit"])
+@pytest.mark.parametrize("scheme", [*WEIGHTS_ONLY, "fp8-dynamic"])
+def test_kernels_compute_what_the_numpy_model_does(name: str, scheme: str, tmp_path: Path) -> None:
+    """Weights alone change no rounding of rows. A row of fp8 moves by at most a step where sums differ in order."""
+    case = CASES[name]
+    plain = open_case(case, tmp_path)
+    model, inputs = plain.quantise(scheme, "trn2"), case.draw_inputs()
+    images = KernelComponent(model, SimulatedDevice("trn2", 1), len(case.timesteps)).run(inputs)["x"]
+    expected, unquantised = (ReferenceComponent(opened).run(inputs)["x"] for opened in (model, plain))
+    change = np.abs(expected - unquantised).max()
+    bound = bound_error(expected, UNIT, case)
+    assert change > 2 * bound
+    np.testing.assert_allclose(
+        images, expected, rtol=0, atol=bound if scheme in WEIGHTS_ONLY else bound + change / 2
+    )
+    # A weight is off by at most 1/16 of itself in fp8 and 1/14 of its row's largest in int4, at random.
+    assert change <= (0.3 if scheme == "int4" else 0.1) * np.abs(unquantised).max()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_round_rows_of_their_columns(ranks: int, tmp_path: Path) -> None:
+    case = CASES["pixart"]
+    model, inputs = open_case(case, tmp_path).quantise("fp8-dynamic", "trn2"), case.draw_inputs()
+    images = KernelComponent(model, SimulatedDevice("trn2", ranks), 2).run(inputs)["x"]
+    same_ranks, other_ranks = (
+        ReferenceComponent(model, count).run(inputs)["x"] for count in (ranks, 3 - ranks)
+    )
+    assert np.abs(images - same_ranks).mean() < np.abs(images - other_ranks).mean() / 4
+
+
+def test_layers_outside_the_blocks_and_modulation_stay(tmp_path: Path) -> None:
+    model = open_case(CASES["pixart"], tmp_path).quantise("fp8", "trn2")
+    assert model.checkpoint is not None
+    quantised = {name for name, weight in model.checkpoint.items() if isinstance(weight, QuantisedWeight)}
+    linears = [
+        f"attn{index}.{name}.weight" for index in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out.0")
+    ]
+    linears += ["ff.net.0.proj.weight", "ff.net.2.weight"]
+    layers = range(int(json.loads((tmp_path / "config.json").read_text())["num_layers"]))
+    assert quantised == {f"transformer_blocks.{layer}.{name}" for layer in layers for name in linears}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "message"),
+    [
+        ("w8a8", "products of rows of int8 take no gates of residuals"),
+        (
+            "int3",
+            "quantization is 'int3', and the weights are not quantised; weights are quantised on loading by",
+        ),
+    ],
+)
+def test_refuses_schemes_that_denoisers_do_not_compute(scheme: str, message: str, tmp_path: Path) -> None:
+    model = open_case(CASES["pixart"], tmp_path)
+    assert model.quantise(None, "trn2") is model
+    with pytest.raises(ModelError, match=message):
+        model.quantise(scheme, "trn2")
+
+
+@pytest.mark.parametrize("method", ["torchao", "quanto", "gguf"])
+def test_refuses_folders_whose_quantisation_is_not_read(method: str, tmp_path: Path) -> None:
+    open_case(CASES["pixart"], tmp_path)
+    edit(tmp_path / "config.json", quantization_config={"quant_method": method})
+    with pytest.raises(ModelError, match=f"quantization_config: weights quantised by {method}"):
+        LoadedComponent.open(tmp_path, DENOISER)
+
+
+def test_the_commands_quantise_the_denoiser(
+    folders: dict[str, Path],  # noqa: F811
+    configs: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawing, plan = tmp_path / "images.json", tmp_path / "plan.json"
+    words = ["--quantization", "fp8-dynamic", "--dtype", "bfloat16", "--steps", "2"]
+    assert (
+        main(["imagine", "a red circle", "--model", str(folders["flow"]), *words, "--json", str(drawing)])
+        == 0
+    )
+    contents = json.loads(drawing.read_text())
+    assert contents["quantization"] == "fp8-dynamic" and 0 < contents["difference"]["latents"] < 1
+    weight_bytes = []
+    for options in (["--dtype", "bfloat16"], words[:4]):
+        assert main(["plan", str(configs), *options, "--json", str(plan)]) == 0
+        weight_bytes.append(json.loads(plan.read_text())["weight_bytes"])
+    assert weight_bytes[1] < weight_bytes[0]
+    assert main(["plan", str(configs), "--quantization", "w8a8"]) == 2
+    assert "take no gates of residuals" in capsys.readouterr().err
