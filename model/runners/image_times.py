@@ -14,17 +14,24 @@ from model.runners.component import Arrays, Component, KernelComponent
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import DryDevice
-    from model.device.prediction import Prediction
+    from model.device.prediction import Pass, Prediction
 
 
 @dataclass(frozen=True)
 class ComponentTime:
-    """Predicted time of a component: number of passes, images or texts of a pass, and the prediction of one pass."""
+    """Predicted time of a component: number of passes, images or texts of a pass, and one pass with its prediction."""
 
     name: str
     passes: int
     batch: int
     prediction: Prediction
+    model_pass: Pass
+
+    @property
+    def label(self) -> str:
+        """Name of the component, and the images or texts of a pass."""
+        batch = f", a pass of {self.batch}" if self.batch > 1 else ", a pass"
+        return self.name.replace("_", " ") + batch
 
     @property
     def total_ns(self) -> float:
@@ -66,9 +73,12 @@ class DryBackend:
     def _time(self, model: LoadedComponent, batch: int) -> TimedComponent:
         """Return the component after a dry run of one pass."""
         shards = model.describe_shards(Mesh(self._device.ranks // self._groups), self._target)
-        component = KernelComponent(model, self._device, batch, shards, groups=self._groups)
+        component = KernelComponent(
+            model, self._device, batch, shards, self._device.layer_done, groups=self._groups
+        )
         outputs = component.run(component.create_inputs())
-        return TimedComponent(outputs, self._device.take_pass().prediction())
+        model_pass = self._device.take_pass()
+        return TimedComponent(outputs, model_pass.prediction(), model_pass)
 
     def list_times(self, passes: Mapping[tuple[str, int], int]) -> list[ComponentTime]:
         """Return the predicted times of components that have been created.
@@ -77,17 +87,19 @@ class DryBackend:
             passes: Number of passes by the name of a component and the size of its batches.
         """
         return [
-            ComponentTime(name, count, batch, self._timed[name, batch].prediction)
+            ComponentTime(name, count, batch, timed.prediction, timed.model_pass)
             for (name, batch), count in passes.items()
+            for timed in (self._timed[name, batch],)
         ]
 
 
 @dataclass(frozen=True)
 class TimedComponent:
-    """Component with the prediction of one pass, whose outputs are always the same zeros."""
+    """Component with one pass and its prediction, whose outputs are always the same zeros."""
 
     outputs: Arrays
     prediction: Prediction
+    model_pass: Pass
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return zeros with the shapes of the outputs."""

@@ -77,6 +77,29 @@ def test_kernels_are_compared_and_timed(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_profiles_list_kernels_and_layers_of_each_component(
+    model: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both commands print the same times for the same passes."""
+    words = ["--steps", "2", "--dtype", "bfloat16", "--profile"]
+    drawing = [*model[:2], *words, "--no-check", "--lnc", "1"]
+    reports = []
+    for command in (
+        ["imagine", PROMPT, *drawing],
+        ["plan", model[1], *words, "--instance", "trn2.48xlarge", "--lnc", "1"],
+    ):
+        assert main(command) == 0
+        _, profile = capsys.readouterr().out.split("where the time goes on trn2 (program reading)")
+        reports.append(profile)
+    profile, planned_profile = reports
+    assert profile == planned_profile
+    for label in ("text encoder, a pass of 2: ", "denoiser, a pass of 2: ", "autoencoder, a pass: "):
+        assert label in profile
+    _, denoiser = profile.split("denoiser, a pass of 2")
+    assert "modulation" in denoiser and "layer 0" in denoiser
+    assert "needs the simulate backend; numpy" in refuse(capsys, *model, "--profile")
+
+
 def test_several_images_are_numbered_or_a_grid(model: list[str], tmp_path: Path) -> None:
     words = ["imagine", PROMPT, "a green cross", *model, "--images", "2"]
     assert main([*words, "--out", str(tmp_path / "p.png")]) == 0

@@ -1,4 +1,4 @@
-"""Profile of `nkw generate --profile`: predicted times of passes, by kernel and by layer."""
+"""Profile of the option `--profile`: predicted times of passes, by kernel and by layer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from nkw.report import Hanging, Part, table
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import KernelTime, Pass
+    from model.runners.image_times import ComponentTime
 
 
 def describe_passes(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Part]:
@@ -37,6 +38,11 @@ def describe_passes(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Par
             _tabulate_layers(times, total),
         ]
     return out
+
+
+def describe_components(target: str, components: Sequence[ComponentTime]) -> list[Part]:
+    """Return the parts of the profile of one pass of each component of a diffusion model, as `describe_passes` does."""
+    return describe_passes(target, [(component.label, component.model_pass) for component in components])
 
 
 def _tabulate_kernels(times: Sequence[KernelTime], total: float) -> Part:

@@ -22,5 +22,5 @@ OPTIONS = options(
         help="quantise linear layers of the denoiser's blocks to fp8, int8, fp8-dynamic (which quantises rows too) or "
         "int4, with a scale for each output (default: as config.json says)",
     ),
-    "--dtype --json",
+    "--dtype --profile --json",
 )

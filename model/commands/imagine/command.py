@@ -15,6 +15,7 @@ import numpy as np
 
 from model.commands.generate.mesh import MOST_RANKS
 from model.commands.generate.prediction import check_cores, iterate_targets
+from model.commands.generate.profile import describe_components
 from model.commands.imagine.png import arrange_grid, write_png
 from model.commands.imagine.report import Difference, TargetTimes, summarise
 from model.commands.options.images import FIRST_PROMPT
@@ -40,6 +41,8 @@ def imagine_command(options: argparse.Namespace) -> int:
         InvalidArgument: A file cannot be written.
     """
     check_cores(options)
+    if options.profile and options.backend == "numpy":
+        raise ModelError("--profile needs the simulate backend; numpy predicts no timeline")
     if options.tp * options.dp > MOST_RANKS:
         raise ModelError(
             f"--tp {options.tp} and --dp {options.dp}; one run takes {MOST_RANKS} ranks at most: give smaller numbers"
@@ -72,6 +75,9 @@ def imagine_command(options: argparse.Namespace) -> int:
         _write_images(options, files, drawing.images, requests, settings)
         times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
         show(summarise(drawing, difference, times, options.tp * options.dp))
+        for target in times:
+            if options.profile and target.target == options.target:
+                show(["", *describe_components(target.target, target.components)])
         contents.update(_build_document(settings, requests, files, drawing, difference, times))
     return 0
 

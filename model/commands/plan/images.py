@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from model.commands.generate.profile import describe_components
 from model.commands.plan.arguments import OPTIONS
 from model.commands.plan.masked_text import UNPLANNED
 from model.commands.unread import refuse_options
@@ -15,10 +16,10 @@ from model.plan.plan import DEFAULT_INSTANCE
 from model.plan.prices import find_price
 from model.runners.denoise import Sampling
 from nkw.files import Outputs, json_document
-from nkw.terminal import show_lines, working
+from nkw.terminal import show, show_lines, working
 
 _READ = ("price", "prices", "quantization")
-IMAGE_OPTIONS = ("steps", "guidance", "size")
+IMAGE_OPTIONS = ("steps", "guidance", "size", "profile")
 """Options of images, which plans of other models do not read."""
 
 
@@ -57,4 +58,6 @@ def plan_pipeline(options: argparse.Namespace) -> int:
             )
         contents.update(plan.build_document(name))
         show_lines("\n".join(plan.format_lines(name)))
+        if options.profile:
+            show(["", *describe_components(plan.target, plan.components)])
     return 0
