@@ -38,6 +38,7 @@ class TestQuantisedHeadsOfImages(KernelTests):
             *together("images rows", (2, 5), (2, 129), hidden=[127, 129, 1152], dtype=F32),
         ],
         every_chip=[*together("images rows", (2, 5), (2, 200), hidden=136)],
+        two_cores=[*together("images rows", (2, 5), (3, 100), (2, 129), hidden=136)],
         fits=[*vary(images=2, rows=300, hidden=3072, dtype=[*DTYPES])],
         tolerance=within_half_of_rounding,
     )
@@ -52,6 +53,7 @@ class TestQuantisedMlpOfImages(KernelTests):
             *together("images rows", (2, 5), (2, 129), (2, 600), hidden=[127, 129], inner=130, dtype=F32),
         ],
         every_chip=[*together("images rows", (2, 5), (2, 200), hidden=136, inner=140)],
+        two_cores=[*together("images rows", (2, 5), (3, 100), (2, 129), hidden=136, inner=140)],
         limits=[
             limit(
                 "hidden", 4096, "beside rows of 4097 elements that are quantised", images=2, rows=3, inner=32
