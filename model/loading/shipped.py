@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
-SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
-"""Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
+SHIPPED = {
+    "stories": PRETRAINED,
+    "stories-moe": PRETRAINED / "stories-moe",
+    "stories-mask": PRETRAINED / "stories-mask",
+}
+"""Folders by name: a dense story writer, which is the default, one with routed experts, and one that replaces masks."""
 
 
 def find_model_name(folder: str | Path) -> str:

@@ -50,7 +50,8 @@ ROWS: Rows = {
         metavar="DIR",
         type=find_model_path,
         default=PRETRAINED,
-        help="Hugging Face folder, or a model that comes along: stories (default), or stories-moe, with experts",
+        help="Hugging Face folder, or a model that comes along: stories (default), stories-moe, with experts, or "
+        "stories-mask, which replaces masks",
     ),
     "config": dict(
         metavar="CONFIG",
