@@ -126,7 +126,9 @@ def test_takes_sizes_of_whole_patches(size: tuple[int, int], folders: dict[str, 
 @pytest.mark.parametrize("size", [(32, 16), (16, 32), (16, 14), (2, 4)])
 def test_refuses_sizes_without_positions(size: tuple[int, int], folders: dict[str, Path]) -> None:
     pipeline = open_pipeline(folders["sd3"])
-    message = f"{size[1]}x{size[0]} pixels is no size of this model; its sides are multiples of 4 up to 28"
+    message = (
+        f"{size[1]}x{size[0]} pixels is no size of this model; width and height are multiples of 4 up to 28"
+    )
     with pytest.raises(ModelError, match=message):
         pipeline.with_image_size(*size)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,12 +37,11 @@ from model.runners.pipelines.components import (
     open_autoencoder,
     open_prompt_encoder,
 )
-from model.runners.pipelines.pipeline import DEFAULT_GUIDANCE, Backend, ImagePipeline
+from model.runners.pipelines.joint import JointPipeline
+from model.runners.pipelines.pipeline import DEFAULT_GUIDANCE, Backend
 
 _TEXT_ROWS = {True: 512, False: 256}
 """Tokens of T5's padded text, by whether the denoiser takes the guidance: dev and schnell."""
-_MOST_KEYS = 8192
-"""Most patches and tokens together, to which a head of the kernel of attention attends in every dtype."""
 _MOST_SIDE = 128
 """Most patches of a side of an image."""
 _DEFAULT_LATENTS = 128
@@ -52,7 +50,7 @@ _THOUSAND = np.float32(1000)
 
 
 @dataclass(frozen=True)
-class FluxPipeline(ImagePipeline):
+class FluxPipeline(JointPipeline):
     """Opened FLUX model: `pooled_encoder` is CLIP's text encoder, `row_encoder` T5's."""
 
     pooled_encoder: PromptEncoder
@@ -72,29 +70,9 @@ class FluxPipeline(ImagePipeline):
         return [(side, side)]
 
     @property
-    def _patch_side(self) -> int:
-        """Rows and columns of a patch in pixels."""
-        return self._config.patch_size * self.autoencoder_config.spatial_scale
-
-    @property
-    def _most_patches(self) -> int:
-        """Most patches of an image."""
-        return _MOST_KEYS - self._config.text_rows
-
-    def has_size(self, rows: int, columns: int) -> bool:
-        """Return whether images of a size consist of whole patches, and not of too many."""
-        side = self._patch_side
-        patches = rows // side, columns // side
-        is_whole = rows % side == columns % side == 0
-        return is_whole and max(patches) <= _MOST_SIDE and prod(patches) <= self._most_patches
-
-    def describe_sizes(self, aspect_ratio: float) -> str:
-        """Return in words which sizes are taken."""
-        side = self._patch_side
-        return (
-            f"width and height are multiples of {side} up to {_MOST_SIDE * side}, together at most "
-            f"{self._most_patches * side * side:,} pixels"
-        )
+    def most_side_patches(self) -> int:
+        """Most patches of a side of an image."""
+        return _MOST_SIDE
 
     @property
     def text_encoders(self) -> Sequence[LoadedComponent]:
@@ -115,14 +93,14 @@ class FluxPipeline(ImagePipeline):
         if any(negative_prompts):
             raise ModelError(
                 "a negative prompt needs two passes of guidance; the guidance of this model is distilled into one: "
-                "leave --negative-prompt out",
+                "leave the negative prompt out",
                 "NKW-MODEL-OPTION",
             )
         if self._config.has_guidance:
             return {GUIDANCE: np.full((len(negative_prompts), 1), np.float32(guidance) * _THOUSAND)}
         if guidance not in (1.0, DEFAULT_GUIDANCE):
             raise ModelError(
-                f"guidance {guidance:g}; the denoiser of this model takes no guidance: leave --guidance out",
+                f"guidance {guidance:g}; the denoiser of this model takes no guidance: leave it out",
                 "NKW-MODEL-OPTION",
             )
         return {}
@@ -140,10 +118,6 @@ class FluxPipeline(ImagePipeline):
         is_possible = 1 <= steps <= self.schedule.most_steps
         sigmas = np.linspace(1.0, 1 / steps, steps).tolist() if is_possible else None
         return self.schedule.plan(steps, self._config.rows, sigmas)
-
-    def unscale(self, latents: np.ndarray) -> np.ndarray:
-        """Return latent images as the autoencoder decodes them: scaled, then shifted."""
-        return super().unscale(latents) + np.float32(self.autoencoder_config.shift_factor)
 
 
 def open_flux(folder: PipelineFolder, dtype: str) -> FluxPipeline:

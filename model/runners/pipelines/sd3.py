@@ -38,18 +38,17 @@ from model.runners.pipelines.components import (
     open_autoencoder,
     open_prompt_encoder,
 )
-from model.runners.pipelines.pipeline import Backend, ImagePipeline
+from model.runners.pipelines.joint import JointPipeline
+from model.runners.pipelines.pipeline import Backend
 
 _CLIP_NAMES, _T5_NAME = ("text_encoder", "text_encoder_2"), "text_encoder_3"
 _T5_ROWS = 256
 """Rows of T5's part of an encoded text, the default of diffusers; zeros without a T5."""
-_MOST_KEYS = 8192
-"""Most patches and rows of text together, to which a head of the kernel of attention attends in every dtype."""
 _CODE = "NKW-MODEL-PIPELINE"
 
 
 @dataclass(frozen=True)
-class StableDiffusion3Pipeline(ImagePipeline):
+class StableDiffusion3Pipeline(JointPipeline):
     """Opened SD3 model with its text encoders.
 
     clip_encoders  the two CLIP text encoders, for texts of as many rows
@@ -65,20 +64,10 @@ class StableDiffusion3Pipeline(ImagePipeline):
         config, scale = self._config, self.autoencoder_config.spatial_scale
         return [(config.sample_size * scale, config.sample_size * scale)]
 
-    def has_size(self, rows: int, columns: int) -> bool:
-        """Return whether an image has whole patches, with positions in the checkpoint, and few enough of them."""
-        most, side = self._config.most_patches, self._patch_side
-        patches = rows * columns // side**2
-        is_whole = rows % side == columns % side == 0
-        return is_whole and max(rows, columns) <= most * side and patches <= self._most_image_patches
-
-    def describe_sizes(self, aspect_ratio: float) -> str:
-        """Return the sizes in words."""
-        side = self._patch_side
-        return (
-            f"its sides are multiples of {side} up to {self._config.most_patches * side}, and its images have at most "
-            f"{self._most_image_patches * side * side:,} pixels"
-        )
+    @property
+    def most_side_patches(self) -> int:
+        """Most patches of a side of an image: the checkpoint has positions for as many."""
+        return self._config.most_patches
 
     @property
     def text_encoders(self) -> Sequence[LoadedComponent]:
@@ -118,25 +107,11 @@ class StableDiffusion3Pipeline(ImagePipeline):
         lowest = schedule.shift_sigmas(np.float64(1 / schedule.num_train_timesteps))
         return schedule.plan(steps, self._config.rows, np.linspace(1, lowest, steps).tolist())
 
-    def unscale(self, latents: np.ndarray) -> np.ndarray:
-        """Return latent images as the autoencoder decodes them, with the shift of its config."""
-        return super().unscale(latents) + np.float32(self.autoencoder_config.shift_factor)
-
     @property
     def _config(self) -> SD3Config:
         """Config of the denoiser."""
         assert isinstance(self.denoiser.config, SD3Config)
         return self.denoiser.config
-
-    @property
-    def _patch_side(self) -> int:
-        """Rows of pixels of a patch."""
-        return self._config.patch_size * self.autoencoder_config.spatial_scale
-
-    @property
-    def _most_image_patches(self) -> int:
-        """Most patches of an image beside the rows of its text."""
-        return _MOST_KEYS - self._config.text_rows
 
 
 def open_sd3(folder: PipelineFolder, dtype: str) -> StableDiffusion3Pipeline:

@@ -111,10 +111,11 @@ class DrawingQueue:
         Raises:
             _Cancelled: The client has left.
         """
+        is_doubled = job.sampling.is_guided and self._pipeline.is_guided_by_passes
 
         def check_client(done: int, latents: np.ndarray | None = None) -> None:
             if done:
-                self._metrics.passes.inc(2 if job.sampling.is_guided else 1)
+                self._metrics.passes.inc(2 if is_doubled else 1)
             if is_left.is_set():
                 raise _Cancelled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -62,7 +63,7 @@ def plan_job(request: ImageGenerationRequest, pipeline: ImagePipeline, seeds: Ra
 
     Raises:
         ApiError: The size or the format is unknown, or a limit is exceeded.
-        ModelError: Guidance is out of range, or the schedule does not have so many steps.
+        ModelError: Guidance is out of range or not for this model, or the schedule does not have so many steps.
     """
     if request.response_format not in (None, "b64_json"):
         raise ApiError(
@@ -78,6 +79,7 @@ def plan_job(request: ImageGenerationRequest, pipeline: ImagePipeline, seeds: Ra
     count = request.n or 1
     image_size = choose_size(pipeline, request.size)
     pipeline.plan(sampling.steps)
+    pipeline.build_guidance(sampling.guidance, [request.negative_prompt or ""])
     check_work(count, image_size, sampling.steps, pipeline.sizes)
     first = seeds.randrange(2**63) if request.seed is None else request.seed
     if first + count - 1 > MOST_SEED:
@@ -96,14 +98,14 @@ def choose_size(pipeline: ImagePipeline, size: str | None) -> tuple[int, int]:
     Raises:
         ApiError: The model does not have the size.
     """
-    if size in (None, "auto"):
+    if size is None or size == "auto":
         return pipeline.image_size
-    sizes = {f"{columns}x{rows}": (rows, columns) for rows, columns in pipeline.sizes}
-    if size not in sizes:
-        raise ApiError(
-            400, f"size: {size!r:.40} is not one of this model's: {', '.join(sizes)}", param="size"
-        )
-    return sizes[size]
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size, re.ASCII)
+    columns, rows = (0, 0) if match is None else map(int, match.groups())
+    if match is None or not pipeline.has_size(rows, columns):
+        known = pipeline.describe_sizes(rows / columns if match else 1.0)
+        raise ApiError(400, f"size: {size!r:.40} is no size of this model; {known}", param="size")
+    return rows, columns
 
 
 def check_work(
