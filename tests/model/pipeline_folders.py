@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from model.config.fields import Fields
+from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
 from model.runners.backends import KernelBackend, ReferenceBackend
 from model.runners.denoise import ImageRequest, ImageRunner, Sampling
@@ -61,3 +63,14 @@ def edit(path: Path, **fields: Any) -> None:
     """Set fields of a JSON file; ... removes one."""
     content = json.loads(path.read_text()) | fields
     path.write_text(json.dumps({name: entry for name, entry in content.items() if entry is not ...}))
+
+
+def check_refusal(
+    folder: Path, file: str, fields: dict[str, Any], message: str, is_planned: bool = False
+) -> None:
+    """Check that a folder opens, and is refused in one line with a message once fields of a file are changed."""
+    open_pipeline(folder, is_planned=is_planned)
+    edit(folder / file, **fields)
+    with pytest.raises(ModelError) as caught:
+        open_pipeline(folder, is_planned=is_planned)
+    assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -140,9 +140,9 @@ CASES = {
 }
 
 
-def draw_noise() -> np.ndarray:
-    """Return the noise that images begin with, float32 [prompts, channels, rows, columns]."""
-    return np.random.default_rng(5).standard_normal((len(PROMPTS), *LATENT_SHAPE), np.float32)
+def draw_noise(shape: tuple[int, int, int] = LATENT_SHAPE) -> np.ndarray:
+    """Return the noise that images begin with, float32 [prompts, channels, rows, columns], for latents of a shape."""
+    return np.random.default_rng(5).standard_normal((len(PROMPTS), *shape), np.float32)
 
 
 def write_pipeline(folder: Path, case: Case, shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> Path:

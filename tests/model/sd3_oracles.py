@@ -28,6 +28,7 @@ from tests.model.pipeline_oracles import (
     T5,
     TOKENIZER,
     PiecesTokenizer,
+    draw_noise,
 )
 from tests.model.text_encoder_oracles import list_t5_shapes
 
@@ -80,11 +81,6 @@ CASES = {
     ),
     "heun": Case({"_class_name": "FlowMatchHeunDiscreteScheduler", "shift": 3.0}, has_t5=False, guidance=1.0),
 }
-
-
-def draw_noise() -> np.ndarray:
-    """Return the noise that images begin with, float32 [prompts, channels, rows, columns]."""
-    return np.random.default_rng(5).standard_normal((len(PROMPTS), *LATENT_SHAPE), np.float32)
 
 
 def write_pipeline(folder: Path, case: Case, shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> Path:
@@ -161,7 +157,7 @@ def record(case: Case, folder: Path) -> np.ndarray:
         negative_prompt=[NEGATIVE_PROMPT] * len(PROMPTS),
         num_inference_steps=case.steps,
         guidance_scale=case.guidance,
-        latents=torch.from_numpy(draw_noise()),
+        latents=torch.from_numpy(draw_noise(LATENT_SHAPE)),
         output_type="np",
     )
     return (made.images * 255).round().astype(np.uint8)

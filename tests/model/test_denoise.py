@@ -30,6 +30,7 @@ from model.runners.denoise import (
 )
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import ImagePipeline
+from tests.model.pipeline_folders import check_refusal, edit
 from tests.model.pipeline_oracles import (
     CASES,
     FLOW,
@@ -353,12 +354,6 @@ def test_recorded_sizes_are_those_of_diffusers(side: int) -> None:
     np.testing.assert_array_equal(record_sizes(side), RECORDINGS_OF_SIZES[str(side)])
 
 
-def edit(path: Path, **fields: Any) -> None:
-    """Set fields of a JSON file; ... removes one."""
-    content = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: entry for name, entry in content.items() if entry is not ...}))
-
-
 @pytest.mark.parametrize(
     ("file", "fields", "message"),
     [
@@ -388,11 +383,7 @@ def edit(path: Path, **fields: Any) -> None:
     ],
 )
 def test_refuses_malformed_folders(file: str, fields: dict[str, Any], message: str, folder: Path) -> None:
-    open_pipeline(folder)
-    edit(folder / file, **fields)
-    with pytest.raises(ModelError) as caught:
-        open_pipeline(folder)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
+    check_refusal(folder, file, fields, message)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from model.runners.backends import ReferenceBackend
 from model.runners.denoise import MOST_IMAGES, ImageRequest, ImageRunner, Sampling, check_count
 from model.runners.pipelines import open_pipeline
 from nkw.commands import main
+from tests.model.pipeline_folders import edit
 from tests.model.pipeline_oracles import LATENT_SHAPE
-from tests.model.test_denoise import edit, folder, folders  # noqa: F401
+from tests.model.test_denoise import folder, folders  # noqa: F401
 from tests.model.test_imagine import refuse
 
 QUICK = ["--steps", "1", "--backend", "numpy"]

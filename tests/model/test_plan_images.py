@@ -15,7 +15,8 @@ from model.plan.prices import Price
 from model.runners.denoise import Sampling
 from model.runners.pipelines import open_pipeline
 from nkw.commands import main
-from tests.model.test_denoise import edit, folders  # noqa: F401
+from tests.model.pipeline_folders import edit
+from tests.model.test_denoise import folders  # noqa: F401
 
 
 @pytest.fixture

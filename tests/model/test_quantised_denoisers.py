@@ -16,7 +16,8 @@ from model.loading.component import LoadedComponent
 from model.runners.component import KernelComponent, ReferenceComponent
 from nkw.commands import main
 from tests.model.denoiser_oracles import CASES
-from tests.model.test_denoise import edit, folders  # noqa: F401
+from tests.model.pipeline_folders import edit
+from tests.model.test_denoise import folders  # noqa: F401
 from tests.model.test_denoisers import UNIT, bound_error, open_case
 from tests.model.test_plan_images import configs  # noqa: F401
 
