@@ -1,11 +1,11 @@
-"""Train the image model of model/pretrained/shapes on a CPU, within budgets of core-minutes.
+"""Train a small image model of coloured shapes on a CPU, within budgets of core-minutes.
 
     python -m tools.train.shapes autoencoder --folder DIR --state DIR --core-minutes 60
     python -m tools.train.shapes denoiser --folder DIR --state DIR --core-minutes 180
     python -m tools.train.shapes evaluate --folder DIR
 
-A run that is stopped continues from the state folder. Pictures are drawn anew for every batch. Needs torch
-2.9 or newer, diffusers and transformers.
+A run that is stopped continues from the state folder. The autoencoder sees new pictures in every batch, the denoiser
+65,536 pictures that are encoded once. Needs torch 2.9 or newer, diffusers and transformers.
 """
 
 import argparse
