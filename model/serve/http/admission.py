@@ -141,11 +141,14 @@ class Admission:
     async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """Return the body, or None if the client left before its end.
 
+        A body of up to twice `max_bytes` is read to its end before it is refused: most clients read no answer before
+        they have sent all of it. A larger one is refused at once, and so is one whose client asks before it sends.
+
         Raises:
             ApiError: The body has more than `max_bytes` bytes (413), or did not arrive within `seconds` (408).
         """
         size = headers.get(b"content-length", b"0")
-        if size.isdigit() and int(size[:20]) > self.max_bytes:
+        if size.isdigit() and int(size[:20]) > self.max_bytes * (1 if b"expect" in headers else 2):
             raise self._too_large()
         try:
             return await asyncio.wait_for(self._read_messages(receive), self.seconds)
@@ -158,16 +161,18 @@ class Admission:
             ) from None
 
     async def _read_messages(self, receive: Receive) -> bytes | None:
-        body = bytearray()
-        while True:
+        body, size, is_complete = bytearray(), 0, False
+        while not is_complete and size <= 2 * self.max_bytes:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            body += message.get("body", b"")
-            if len(body) > self.max_bytes:
-                raise self._too_large()
-            if not message.get("more_body"):
-                return bytes(body)
+            size += len(message.get("body", b""))
+            if size <= self.max_bytes:
+                body += message.get("body", b"")
+            is_complete = not message.get("more_body")
+        if size > self.max_bytes:
+            raise self._too_large()
+        return bytes(body)
 
     def _too_large(self) -> ApiError:
         return ApiError(
