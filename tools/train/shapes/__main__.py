@@ -1,11 +1,13 @@
 """Train a small image model of coloured shapes on a CPU, within budgets of core-minutes.
 
-    python -m tools.train.shapes autoencoder --folder DIR --state DIR --core-minutes 60
-    python -m tools.train.shapes denoiser --folder DIR --state DIR --core-minutes 180
+    python -m tools.train.shapes autoencoder --folder DIR --state DIR --core-minutes 32
+    python -m tools.train.shapes text --folder DIR
+    python -m tools.train.shapes denoiser --folder DIR --state DIR --core-minutes 200
     python -m tools.train.shapes evaluate --folder DIR
 
-A run that is stopped continues from the state folder. The autoencoder sees new pictures in every batch, the denoiser
-65,536 pictures that are encoded once. Needs torch 2.9 or newer, diffusers and transformers.
+A run that is stopped continues from the state folder; the text encoder takes a minute and keeps none. The autoencoder
+sees new pictures in every batch, the denoiser 65,536 pictures that are encoded once. Needs torch 2.9, diffusers
+and transformers.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from tools.shapes.captions import list_held_out_captions
 from tools.train.shapes.autoencoder import train_autoencoder
 from tools.train.shapes.denoiser import describe_verdicts, judge_captions, train_denoiser
 from tools.train.shapes.folder import create_folder, load_tokenizer
+from tools.train.shapes.text import train_text_encoder
 
 
 def evaluate(folder: Path) -> None:
@@ -40,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("part", choices=("autoencoder", "denoiser", "evaluate"))
+    parser.add_argument("part", choices=("autoencoder", "text", "denoiser", "evaluate"))
     parser.add_argument("--folder", type=Path, required=True, help="the model folder")
     parser.add_argument("--state", type=Path, help="folder of the training's state and log")
     parser.add_argument(
@@ -49,6 +52,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.part == "evaluate":
         evaluate(options.folder)
+        return
+    if options.part == "text":
+        create_folder(options.folder)
+        train_text_encoder(options.folder)
         return
     if options.state is None:
         parser.error("--state is needed for a training")

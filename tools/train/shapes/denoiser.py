@@ -1,4 +1,4 @@
-"""Training of the denoiser and its text encoder: flow matching on the autoencoder's latents.
+"""Training of the denoiser for the trained text encoder: flow matching on the autoencoder's latents.
 
 x_t = (1 - t) * latents + t * noise,   the denoiser learns noise - latents,   t = sigmoid(0.5 + 1.2 * normal number)
 """
@@ -19,6 +19,7 @@ from tools.shapes.checker import Verdict, check_picture
 from tools.train.shapes.budget import Training
 from tools.train.shapes.folder import LATENT_CHANNELS, create_denoiser, load_tokenizer, tokenize
 from tools.train.shapes.pictures import describe_scenes, draw_pictures, to_pictures, to_tensor
+from tools.train.shapes.text import load_text_encoder
 
 _EMPTY_CAPTIONS = 0.1
 """Share of captions that are replaced by the empty one, for guidance."""
@@ -55,12 +56,13 @@ class _Dataset:
 
 
 def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 128, seed: int = 0) -> None:
-    """Fit denoiser and text encoder to training pictures within a budget, and write them to `folder`."""
+    """Fit a denoiser to training pictures within a budget, and write it to `folder`."""
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(folder)
     autoencoder = AutoencoderKL.from_pretrained(folder / "vae").float().eval()
-    module = create_denoiser(folder)
-    training = Training(module, state, core_minutes, rate=3e-3, matrices=True)
+    denoiser = create_denoiser()
+    module = nn.ModuleDict({"transformer": denoiser, "text_encoder": load_text_encoder(folder)})
+    training = Training(denoiser, state, core_minutes, rate=3e-3, matrices=True)
     rng = np.random.default_rng([seed, training.step])
     torch.manual_seed(seed + training.step)
     dataset = _Dataset.draw(autoencoder, seed)
@@ -77,13 +79,12 @@ def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 
     def report() -> str:
         trained = training.use_average()
         verdicts = judge_captions(module, autoencoder, tokenizer, captions)
-        module.load_state_dict(trained)
+        denoiser.load_state_dict(trained)
         return describe_verdicts(verdicts)
 
     training.run(compute_loss, report, every=300)
     training.use_average()
-    for name, component in module.items():
-        component.to(torch.bfloat16).save_pretrained(folder / name)
+    denoiser.to(torch.bfloat16).save_pretrained(folder / "transformer")
 
 
 def encode_texts(

@@ -114,13 +114,15 @@ def create_autoencoder() -> AutoencoderKL:
     return AutoencoderKL(**AUTOENCODER)
 
 
-def create_denoiser(folder: Path) -> nn.ModuleDict:
-    """Return an untrained denoiser with its text encoder, as the modules `transformer` and `text_encoder`.
+def create_denoiser() -> PixArtTransformer2DModel:
+    """Return an untrained denoiser."""
+    return PixArtTransformer2DModel(**DENOISER)
 
-    folder: the model folder, whose tokenizer gives the size of the vocabulary.
-    """
+
+def create_text_encoder(vocabulary: int) -> T5EncoderModel:
+    """Return an untrained text encoder for a number of different tokens."""
     text_config = T5Config(
-        vocab_size=len(load_tokenizer(folder)),
+        vocab_size=vocabulary,
         d_model=WIDTH,
         d_kv=WIDTH // 4,
         d_ff=2 * WIDTH,
@@ -135,7 +137,7 @@ def create_denoiser(folder: Path) -> nn.ModuleDict:
     with torch.no_grad():
         for head, bucket in enumerate(_NEIGHBOURS):
             biases[bucket, head] = _NEIGHBOUR_BIAS
-    return nn.ModuleDict({"transformer": PixArtTransformer2DModel(**DENOISER), "text_encoder": text_encoder})
+    return text_encoder
 
 
 def load_tokenizer(folder: Path) -> T5TokenizerFast:
