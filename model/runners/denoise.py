@@ -115,7 +115,8 @@ class ImageRunner:
         Raises:
             ModelError: There is no request or more than `MOST_IMAGES`; the arrays exceed the memory of this machine; a
                 seed is out of range; the noise has another shape or is not finite; the schedule does not have so many
-                steps; the model has no such guidance; or a component computes numbers that are not finite.
+                steps; the model has no such guidance or draws no such prompt; or a component computes numbers that are
+                not finite.
         """
         check_count(len(requests))
         check_memory(
@@ -141,6 +142,7 @@ class ImageRunner:
             sampling = replace(sampling, guidance=1.0)
         trajectory, schedule = self._pipeline.plan(sampling.steps), self._pipeline.schedule
         texts = [request.prompt for request in requests]
+        self._pipeline.check_prompts(texts)
         if sampling.is_guided:
             texts = negative_prompts + texts
         backend = CountingBackend(self._backend)

@@ -14,7 +14,7 @@ from model.config.fields import Fields
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
 from model.runners.backends import KernelBackend, ReferenceBackend
-from model.runners.denoise import ImageRequest, ImageRunner, Sampling
+from model.runners.denoise import Guidance, ImageRequest, ImageRunner, Sampling
 from model.runners.pipelines import open_pipeline
 
 
@@ -43,13 +43,14 @@ def draw_images(
     noise: np.ndarray,
     dtype: str = "float32",
     ranks: int = 0,
+    mode: Guidance = Guidance.batched,
 ) -> np.ndarray:
     """Return images from given noise: by the numpy model for 0 ranks, else by kernels of trn2."""
     from model.device import SimulatedDevice
 
     backend = KernelBackend(SimulatedDevice("trn2", ranks)) if ranks else ReferenceBackend()
     runner = ImageRunner(open_pipeline(folder, dtype).resize(*noise.shape[2:]), backend)
-    return runner.draw(requests, Sampling(steps, guidance), noise).images
+    return runner.draw(requests, Sampling(steps, guidance, mode), noise).images
 
 
 def check_images(images: np.ndarray, recorded: np.ndarray) -> None:

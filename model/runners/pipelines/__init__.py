@@ -10,12 +10,14 @@ from pathlib import Path
 
 from model.errors import ModelError
 from model.loading.pipeline import INDEX, PipelineFolder
+from model.runners.pipelines.dit import open_dit
 from model.runners.pipelines.flux import open_flux
 from model.runners.pipelines.pipeline import ImagePipeline
 from model.runners.pipelines.pixart import open_pixart
 from model.runners.pipelines.sd3 import open_sd3
 
 PIPELINES: dict[str, Callable[[PipelineFolder, str], ImagePipeline]] = {
+    "DiTPipeline": open_dit,
     "FluxPipeline": open_flux,
     "PixArtAlphaPipeline": open_pixart,
     "PixArtSigmaPipeline": open_pixart,

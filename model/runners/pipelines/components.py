@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import DenoiserConfig
 from model.config.text_encoders import ClipTextConfig, TextEncoderConfig
 from model.errors import ModelError
-from model.families.tasks import AUTOENCODER, TEXT_ENCODER
+from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
 from model.layers.relative_attention import TEXT_LENGTHS
 from model.loading.component import LoadedComponent
-from model.loading.pipeline import PipelineFolder
+from model.loading.pipeline import INDEX, PipelineFolder
 from model.loading.text_tokenizer import TextTokenizer
 from model.loading.text_tokenizers import open_text_tokenizer
 from model.runners.component import Arrays
@@ -23,6 +24,7 @@ from model.runners.pipelines.pipeline import Backend
 TOKENIZERS = {"CLIPTextModel": ("CLIPTokenizer",), "T5EncoderModel": ("T5Tokenizer", "T5TokenizerFast")}
 """Classes of the tokenizers of a text encoder, by its class."""
 _CODE = "NKW-MODEL-PIPELINE"
+D = TypeVar("D", bound=DenoiserConfig)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,28 @@ def check_text_size(folder: PipelineFolder, name: str, returned: int, taken: int
             "they must be equal",
             _CODE,
         )
+
+
+def open_denoiser(folder: PipelineFolder, dtype: str, record: type[D]) -> tuple[LoadedComponent, D]:
+    """Open the denoiser of a pipeline, and return it with its config.
+
+    Args:
+        folder: The folder of the pipeline, with `transformer` among its checked components.
+        dtype: Dtype of activations.
+        record: Class of the configs of the pipeline's denoisers.
+
+    Raises:
+        ModelError: A file is missing or damaged, or config.json is of a denoiser of another pipeline.
+    """
+    denoiser = folder.open_component("transformer", DENOISER, dtype)
+    config = denoiser.config
+    if not isinstance(config, record):
+        raise ModelError(
+            f"{denoiser.folder / 'config.json'}: a {config.architecture} is no denoiser of {folder.class_name}; "
+            f"{INDEX} names a {folder.components['transformer']}",
+            _CODE,
+        )
+    return denoiser, config
 
 
 def open_autoencoder(folder: PipelineFolder, dtype: str, denoiser: DenoiserConfig) -> LoadedComponent:

@@ -137,6 +137,9 @@ class ImagePipeline(ABC):
         """
         return {}
 
+    def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027
+        """Raise ModelError if the model does not draw a prompt; models with a text encoder draw every prompt."""
+
     @abstractmethod
     def encode(self, texts: Sequence[str], backend: Backend) -> Arrays:
         """Return inputs of the denoiser that depend on the text, by name, [texts, ...] each.

@@ -63,7 +63,8 @@ def plan_job(request: ImageGenerationRequest, pipeline: ImagePipeline, seeds: Ra
 
     Raises:
         ApiError: The size or the format is unknown, or a limit is exceeded.
-        ModelError: Guidance is out of range or not for this model, or the schedule does not have so many steps.
+        ModelError: Guidance is out of range or not for this model, the model draws no such prompt, or the schedule
+            does not have so many steps.
     """
     if request.response_format not in (None, "b64_json"):
         raise ApiError(
@@ -80,6 +81,7 @@ def plan_job(request: ImageGenerationRequest, pipeline: ImagePipeline, seeds: Ra
     image_size = choose_size(pipeline, request.size)
     pipeline.plan(sampling.steps)
     pipeline.build_guidance(sampling.guidance, [request.negative_prompt or ""])
+    pipeline.check_prompts([request.prompt])
     check_work(count, image_size, sampling.steps, pipeline.sizes)
     first = seeds.randrange(2**63) if request.seed is None else request.seed
     if first + count - 1 > MOST_SEED:
