@@ -24,6 +24,7 @@ _GUIDES = {
     "explain": "checks.md",
     "fidelity": "../benchmarks/fidelity/README.md",
     "generate": "model/engine.md",
+    "imagine": "diffusion.md",
     "peer": "device.md",
     "plan": "model/planning.md",
     "quantize": "quantize.md",

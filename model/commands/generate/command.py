@@ -14,7 +14,7 @@ from model.commands.generate.generation import Generation, generate
 from model.commands.generate.job import Job, Progress, get_rank
 from model.commands.generate.masked_text import generate_masked_text
 from model.commands.generate.mesh import check_groups, create_mesh
-from model.commands.generate.prediction import check_cores, predict, write_timelines
+from model.commands.generate.prediction import check_cores, check_timelines, predict, write_timelines
 from model.commands.generate.profile import describe_passes
 from model.commands.generate.prompts import (
     MOST_PROMPTS,
@@ -59,9 +59,7 @@ def generate_command(options: argparse.Namespace) -> int:
     refuse_options(options, OPTIONS, UNMASKING, reason)
     if get_rank():
         return _follow(options, config)
-    for option in ("trace", "profile", "html"):
-        if getattr(options, option) and options.backend != "simulate":
-            raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
+    check_timelines(options)
     if options.logprobs is not None and options.json is None:
         raise ModelError("--logprobs are written to --json FILE: give it as well")
     if options.explain is not None and options.explain > options.max_new_tokens:
@@ -129,7 +127,8 @@ def _generate_and_report(
     reports = (options.json, options.trace, options.html, options.profile or None)
     if options.backend == "simulate" and (not options.quiet or any(report is not None for report in reports)):
         predictions, passes = predict(job, generations)
-        write_timelines(job, passes, trace, page)
+        names = [name for name in ("prompt", "token") for _ in job.micro_batches]
+        write_timelines(options, job.mesh.ranks, passes, names, trace, page)
     if options.quiet:
         for problem in describe_problems(generations):
             show_lines(f"nkw generate: {problem}", sys.stderr)

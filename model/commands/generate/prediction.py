@@ -13,6 +13,7 @@ from model.commands.generate.generation import Generation
 from model.commands.generate.job import Job
 from model.commands.generate.micro_batches import split_into_micro_batches
 from model.commands.generate.report import TargetPrediction
+from model.errors import ModelError
 from model.execution.stages import SEND
 from nkw.files import OutputFile
 from nkw.terminal import progress
@@ -38,6 +39,17 @@ def check_cores(options: argparse.Namespace) -> None:
         from model.device import choose_lnc
 
         choose_lnc(options.target, options.lnc)
+
+
+def check_timelines(options: argparse.Namespace) -> None:
+    """Check that the backend predicts timelines if --trace, --profile or --html asks for them.
+
+    Raises:
+        ModelError: It does not.
+    """
+    for option in ("trace", "profile", "html"):
+        if getattr(options, option) and options.backend != "simulate":
+            raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
 
 
 def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
@@ -107,22 +119,27 @@ def _label_step(positions: Sequence[int]) -> str:
 
 
 def write_timelines(
-    job: Job, passes: list[tuple[str, Pass]], trace: OutputFile | None, page: OutputFile | None
+    options: argparse.Namespace,
+    ranks: int,
+    passes: Sequence[tuple[str, Pass]],
+    names: Sequence[str],
+    trace: OutputFile | None,
+    page: OutputFile | None,
 ) -> None:
-    """Write labelled passes as a Perfetto trace and as an HTML page; None writes no such file.
+    """Write passes as a Perfetto trace and as an HTML page; None writes no such file.
 
     Args:
-        job: The model and the prompts.
-        passes: The passes of the prompts and of the decode step, with their labels.
+        options: The options, with the model and the chip.
+        ranks: Ranks of a pass.
+        passes: The passes with their labels on the page.
+        names: Short labels of the passes, in the trace.
         trace: File of the trace, or None.
         page: File of the page, or None.
     """
     from model.device import write_page, write_passes
 
     if trace is not None:
-        names = [name for name in ("prompt", "token") for _ in job.micro_batches]
         write_passes(trace, [(name, done) for name, (_, done) in zip(names, passes)])
     if page is not None:
-        options = job.options
-        cores = "1 core" if job.mesh.ranks == 1 else f"{job.mesh.ranks} cores"
+        cores = "1 core" if ranks == 1 else f"{ranks} cores"
         write_page(page, f"{options.model.name} on {cores} of {options.target}", passes)

@@ -22,5 +22,7 @@ OPTIONS = options(
         help="quantise linear layers of the denoiser's blocks to fp8, int8, fp8-dynamic (which quantises rows too) or "
         "int4, with a scale for each output (default: as config.json says)",
     ),
-    "--dtype --profile --json",
+    "--dtype",
+    option("--trace", help="write the predicted timeline of a pass of each component; opens in Perfetto"),
+    "--profile --html --json",
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from model.commands.generate.mesh import MOST_RANKS
-from model.commands.generate.prediction import check_cores, iterate_targets
+from model.commands.generate.prediction import check_cores, check_timelines, iterate_targets, write_timelines
 from model.commands.generate.profile import describe_components
 from model.commands.imagine.png import arrange_grid, write_png
 from model.commands.imagine.report import Difference, TargetTimes, summarise
@@ -23,12 +23,12 @@ from model.errors import ModelError, check_memory
 from model.loading.weights import check_ranks
 from model.runners.backends import KernelBackend, ReferenceBackend
 from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling, check_count
-from model.runners.image_times import DryBackend
+from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
 from model.runners.png import check_pillow, describe_settings, list_settings
 from nkw.files import STDOUT, OutputFile, Outputs, json_document, opened
-from nkw.terminal import show, working
+from nkw.terminal import show, show_lines, working
 
 _CODE = "NKW-IMAGE-FILE"
 
@@ -41,8 +41,7 @@ def imagine_command(options: argparse.Namespace) -> int:
         InvalidArgument: A file cannot be written.
     """
     check_cores(options)
-    if options.profile and options.backend == "numpy":
-        raise ModelError("--profile needs the simulate backend; numpy predicts no timeline")
+    check_timelines(options)
     if options.tp * options.dp > MOST_RANKS:
         raise ModelError(
             f"--tp {options.tp} and --dp {options.dp}; one run takes {MOST_RANKS} ranks at most: give smaller numbers"
@@ -60,6 +59,8 @@ def imagine_command(options: argparse.Namespace) -> int:
     if options.out is not None or options.save_steps is not None:
         check_pillow()
     files = [outputs.claim(path, "image", _CODE) for path in list_paths(options, len(requests))]
+    trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
+    page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     noise = None if options.latents is None else read_noise(options.latents)
     with json_document(options.json, outputs, "imagine") as contents:
         drawing, difference = _draw(options, pipeline, requests, sampling, noise)
@@ -76,9 +77,9 @@ def imagine_command(options: argparse.Namespace) -> int:
         times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
         show(summarise(drawing, difference, times, options.tp * options.dp))
         for target in times:
-            if options.profile and target.target == options.target:
-                show(["", *describe_components(target.target, target.components)])
-        contents.update(_build_document(settings, requests, files, drawing, difference, times))
+            if target.target == options.target:
+                _report_timelines(options, target.components, trace, page)
+        contents.update(_build_document(options, settings, requests, files, drawing, difference, times))
     return 0
 
 
@@ -239,7 +240,32 @@ def _predict(
     return times
 
 
+def _report_timelines(
+    options: argparse.Namespace,
+    components: Sequence[ComponentTime],
+    trace: OutputFile | None,
+    page: OutputFile | None,
+) -> None:
+    """Write one pass of each component to the files of --trace and --html, and print the profile of --profile.
+
+    Args:
+        options: The options.
+        components: Times of the components on --target.
+        trace: File of --trace, or None.
+        page: File of --html, or None.
+    """
+    passes = [(component.label, component.model_pass) for component in components]
+    names = [component.name.replace("_", " ") for component in components]
+    write_timelines(options, options.tp * options.dp, passes, names, trace, page)
+    for label, path in (("trace", options.trace), ("page", options.html)):
+        if path is not None:
+            show_lines(f"{label}: {path}")
+    if options.profile:
+        show(["", *describe_components(options.target, components)])
+
+
 def _build_document(
+    options: argparse.Namespace,
     settings: dict[str, Any],
     requests: Sequence[ImageRequest],
     files: Sequence[OutputFile | None],
@@ -260,4 +286,5 @@ def _build_document(
         if difference is None
         else {"latents": difference.latents, "bytes": difference.bytes, "share": difference.share},
         "predictions": [target.build_document() for target in times],
+        "trace": None if options.trace is None else str(options.trace),
     }
