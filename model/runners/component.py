@@ -7,7 +7,8 @@ image or text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,13 +49,16 @@ class ReferenceComponent:
     Args:
         model: The opened component, whose config has the size of its inputs.
         ranks: Activations are rounded as on a device of so many ranks.
+        arithmetic: Class of the arithmetic, or a function with the same arguments, to observe what layers compute.
     """
 
-    def __init__(self, model: LoadedComponent, ranks: int = 1) -> None:
+    def __init__(
+        self, model: LoadedComponent, ranks: int = 1, arithmetic: Callable[..., Arithmetic] = Arithmetic
+    ) -> None:
         self._network = model.network
         assert model.checkpoint is not None, "a component that is planned only"
         row_formats = find_row_formats(self._network.weights, model.checkpoint, ranks)
-        self._numpy = Arithmetic(
+        self._numpy = arithmetic(
             model.checkpoint,
             model.activations,
             WIDENED_BYTES,
@@ -74,13 +78,24 @@ class ReferenceComponent:
 
     def _run_one(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs of one image or text by name."""
+        states: States = {}
+        (x,) = deque(self.iterate_layers(inputs, states), maxlen=1)
+        first_output, *_ = self._network.outputs
+        return {**states, first_output: x}
+
+    def iterate_layers(self, inputs: Mapping[str, np.ndarray], states: States) -> Iterator[np.ndarray]:
+        """Yield the `x` of one image or text after each layer.
+
+        Args:
+            inputs: The inputs of the image or text by name.
+            states: Receives the further inputs, and what layers set.
+        """
         first, *state_names = self._network.inputs
-        states: States = {name: np.asarray(inputs[name]) for name in state_names}
+        states.update({name: np.asarray(inputs[name]) for name in state_names})
         x = np.asarray(inputs[first])
         for layer in self._network.layers:
             x = layer.reference(x, self._span, states, self._numpy)
-        first_output, *_ = self._network.outputs
-        return {**states, first_output: x}
+            yield x
 
 
 class KernelComponent:

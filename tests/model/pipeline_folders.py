@@ -16,7 +16,7 @@ from model.families.registry import FAMILIES, compose, read
 from model.runners.backends import KernelBackend, ReferenceBackend
 from model.runners.denoise import Guidance, ImageRequest, ImageRunner, Sampling
 from model.runners.pipelines import open_pipeline
-from tests.model import flux_oracles, pipeline_oracles, sd3_oracles
+from tests.model import explain_oracles
 
 
 def list_shapes(configs: Mapping[str, dict[str, Any]], folder: Path) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -38,19 +38,11 @@ def list_shapes(configs: Mapping[str, dict[str, Any]], folder: Path) -> dict[str
 
 def write_pipelines(parent: Path) -> dict[str, Path]:
     """Write a folder of a tiny pipeline with random weights for each family of denoisers, and return their paths."""
-    pixart, flux, sd3 = (
-        pipeline_oracles.CASES["flow"],
-        flux_oracles.CASES["schnell"],
-        sd3_oracles.CASES["sd3"],
-    )
-    pixart_shapes, flux_shapes, sd3_shapes = (
-        list_shapes(case.configs, parent) for case in (pixart, flux, sd3)
-    )
-    return {
-        "pixart": pipeline_oracles.write_pipeline(parent / "pixart", pixart, pixart_shapes),
-        "flux": flux_oracles.write_pipeline(parent / "flux", flux, flux_shapes),
-        "sd3": sd3_oracles.write_pipeline(parent / "sd3", sd3, sd3_shapes),
-    }
+    folders: dict[str, Path] = {}
+    for name, (module, case_name) in explain_oracles.CASES.items():
+        case = module.CASES[case_name]
+        folders[name] = module.write_pipeline(parent / name, case, list_shapes(case.configs, parent))
+    return folders
 
 
 def draw_images(

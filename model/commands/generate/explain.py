@@ -146,7 +146,7 @@ def describe_trace(trace: TokenTrace) -> list[Part]:
     heads = "layer|residual|strongest positions, by head" + ("|experts" if with_experts else "")
     rows = [("embedding", f"{trace.embedding_norm:.2f}", "", *([""] if with_experts else []))]
     for number, layer in enumerate(trace.layers):
-        row = [str(number), f"{layer.norm:.2f}", _describe_heads(layer, _HEADS - with_experts)]
+        row = [str(number), f"{layer.norm:.2f}", describe_heads(layer.heads, _HEADS - with_experts)]
         if with_experts:
             row.append(", ".join(f"{expert.expert}: {expert.weight:.2f}" for expert in layer.experts))
         rows.append(row)
@@ -158,11 +158,17 @@ def describe_trace(trace: TokenTrace) -> list[Part]:
     return [*lines, "", table("candidate|id|probability", rows)]
 
 
-def _describe_heads(layer: LayerTrace, count: int) -> str:
-    """Return the `count` heads of a layer with the largest attention weights as text, in the order of heads."""
-    strongest = sorted(layer.heads, key=lambda head: -head.weight)[:count]
+def describe_heads(heads: Sequence[Attended], count: int, number_format: str = ".2f") -> str:
+    """Return the `count` heads of a layer with the largest attention weights as text, in the order of heads.
+
+    Args:
+        heads: The heads.
+        count: Number of heads in the text.
+        number_format: Format of a weight.
+    """
+    strongest = sorted(heads, key=lambda head: -head.weight)[:count]
     in_order = sorted(strongest, key=lambda head: head.head)
-    return ", ".join(f"{head.head}: {head.position} ({head.weight:.2f})" for head in in_order)
+    return ", ".join(f"{head.head}: {head.position} ({head.weight:{number_format}})" for head in in_order)
 
 
 def _compute_norm(x: np.ndarray) -> float:

@@ -24,5 +24,11 @@ OPTIONS = options(
     ),
     "--dtype",
     option("--trace", help="write the predicted timeline of a pass of each component; opens in Perfetto"),
-    "--profile --html --json",
+    "--profile --html",
+    option(
+        "--explain",
+        help="show how pass N of the denoiser came about (default: the first): tokens that patches attend to, norms of "
+        "the residual, guidance",
+    ),
+    "--json",
 )

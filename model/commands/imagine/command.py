@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from model.commands.generate.mesh import MOST_RANKS
 from model.commands.generate.prediction import check_cores, check_timelines, iterate_targets, write_timelines
 from model.commands.generate.profile import describe_components
+from model.commands.imagine.explain import PassRecorder, describe_trace
 from model.commands.imagine.png import arrange_grid, write_png
 from model.commands.imagine.report import Difference, TargetTimes, summarise
 from model.commands.options.images import FIRST_PROMPT
@@ -62,8 +63,10 @@ def imagine_command(options: argparse.Namespace) -> int:
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     noise = None if options.latents is None else read_noise(options.latents)
+    backend = _create_backend(options)
+    recorder = None if options.explain is None else PassRecorder(backend, pipeline, sampling, options.explain)
     with json_document(options.json, outputs, "imagine") as contents:
-        drawing, difference = _draw(options, pipeline, requests, sampling, noise)
+        drawing, difference = _draw(options, pipeline, requests, sampling, noise, recorder or backend)
         settings = list_settings(
             pipeline,
             sampling,
@@ -79,6 +82,10 @@ def imagine_command(options: argparse.Namespace) -> int:
         for target in times:
             if target.target == options.target:
                 _report_timelines(options, target.components, trace, page)
+        traces = [] if recorder is None else list(recorder.trace(requests, options.tp))
+        for trace_of_image in traces:
+            show(describe_trace(trace_of_image))
+        contents["explained"] = list(map(asdict, traces))
         contents.update(_build_document(options, settings, requests, files, drawing, difference, times))
     return 0
 
@@ -134,19 +141,24 @@ def read_noise(path: Path) -> np.ndarray:
     return noise
 
 
+def _create_backend(options: argparse.Namespace) -> Backend:
+    """Return the backend of --backend on the ranks of --tp and --dp."""
+    if options.backend == "numpy":
+        return ReferenceBackend(options.tp)
+    from model.device import SimulatedDevice
+
+    return KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp)
+
+
 def _draw(
     options: argparse.Namespace,
     pipeline: ImagePipeline,
     requests: Sequence[ImageRequest],
     sampling: Sampling,
     noise: np.ndarray | None,
+    backend: Backend,
 ) -> tuple[Drawing, Difference | None]:
     """Draw the images, and return them with their difference from the numpy model, if it is asked for."""
-    backend: Backend = ReferenceBackend(options.tp)
-    if options.backend == "simulate":
-        from model.device import SimulatedDevice
-
-        backend = KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp)
     passes = pipeline.plan(sampling.steps).passes
     done = [0]
     runner = ImageRunner(pipeline, backend)

@@ -88,6 +88,13 @@ class PromptEncoder:
         outputs = backend.create(self.model, len(texts), self.name).run(inputs)
         return EncodedPrompts(self.config, ids, lengths, outputs)
 
+    def list_tokens(self, text: str, first_row: int = 0) -> list[tuple[int, int, str]]:
+        """Return (row, id, text) of each token of a text without padding; the first one has the row `first_row`."""
+        assert self.tokenizer is not None, "a component that is planned only"
+        (ids,), ((length,),) = self.tokenizer.encode([text])
+        shown = self.tokenizer.tokenizer.shown
+        return [(first_row + row, int(id), shown(int(id))) for row, id in enumerate(ids[:length])]
+
 
 def open_prompt_encoder(
     folder: PipelineFolder, dtype: str, name: str = "text_encoder", most_rows: int | None = None

@@ -84,6 +84,10 @@ class FluxPipeline(JointPipeline):
         pooled = self.pooled_encoder.encode(texts, backend).pooled
         return {POOLED: pooled, TEXT: self.row_encoder.encode(texts, backend).outputs["x"]}
 
+    def list_tokens(self, text: str) -> list[tuple[int, int, str]]:
+        """Return (row, id, text) of each token of T5; those of CLIP are pooled."""
+        return self.row_encoder.list_tokens(text)
+
     def build_guidance(self, guidance: float, negative_prompts: Sequence[str]) -> Arrays:
         """Return the guidance times 1000, float32 [images, 1], if the denoiser takes it.
 

@@ -148,6 +148,13 @@ class ImagePipeline(ABC):
         """
 
     @abstractmethod
+    def list_tokens(self, text: str) -> list[tuple[int, int, str]]:
+        """Return the tokens of a text among the encoded rows that the denoiser reads: (row, id, text) of each.
+
+        Rows of padding are left out.
+        """
+
+    @abstractmethod
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the further inputs of the denoiser by name, [images, ...] each.
 

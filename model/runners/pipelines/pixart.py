@@ -105,6 +105,10 @@ class PixArtPipeline(ImagePipeline):
         encoded = self.prompt_encoder.encode(prepared, backend, masks_padding=True)
         return {"text": encoded.outputs["x"], "text_lengths": encoded.lengths}
 
+    def list_tokens(self, text: str) -> list[tuple[int, int, str]]:
+        """Return (row, id, text) of each token of a text."""
+        return self.prompt_encoder.list_tokens(prepare_prompt(text))
+
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the timestep of each image, and its size in pixels if that is a condition."""
         numbers = {"timesteps": timestep}

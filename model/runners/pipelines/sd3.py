@@ -90,6 +90,14 @@ class StableDiffusion3Pipeline(JointPipeline):
             POOLED: np.concatenate([encoded.pooled for encoded in clip], axis=1),
         }
 
+    def list_tokens(self, text: str) -> list[tuple[int, int, str]]:
+        """Return (row, id, text) of each token of the first CLIP text encoder, whose rows both share, then of T5."""
+        first, _ = self.clip_encoders
+        tokens = first.list_tokens(text)
+        if self.t5_encoder is not None:
+            tokens += self.t5_encoder.list_tokens(text, first.config.rows)
+        return tokens
+
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the timestep of each image."""
         return {TIMESTEPS: np.full((len(latents), 1), timestep, np.float32)}
