@@ -134,6 +134,7 @@ from nki_kernels.norms.norm import Norm, check_one_image
 from nki_kernels.norms.row_tiles import RowNorm, allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widen_blocks_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
+    STREAM_BYTES,
     FeedForward,
     assign_core_share,
     build_gated_product,
@@ -157,7 +158,12 @@ from nki_kernels.projection.quantised_rows import (
     create_row_quantiser,
     quantise_rows_reference,
 )
-from nki_kernels.projection.residual_gate import check_residual_gate, create_residual_gate
+from nki_kernels.projection.residual_gate import (
+    CHUNK_ELEMENTS,
+    check_residual_gate,
+    count_gate_bytes,
+    create_residual_gate,
+)
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -168,6 +174,7 @@ from nki_kernels.projection.row_groups import (
     count_norm_bytes,
     count_rows_per_rank,
     divide_into_groups,
+    item_bytes,
 )
 from nki_kernels.projection.row_maxima import check_shared_maxima
 from nki_kernels.projection.scaled_rows import scale_rows
@@ -344,6 +351,13 @@ def mlp(
     if b_down is not None:
         bias = broadcast_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
         resident_bytes += count_bytes(bias)
+    gate = create_residual_gate(residual_gate, tokens, core.rows, core.columns)
+    if gate is not None:
+        # The gates take what partial sums, sums over ranks and residuals leave of the bytes for tiles on their way.
+        sums = 1 if replica_group is None else SUMS_IN_FLIGHT + 1
+        free_bytes = STREAM_BYTES - 2 * sums * CHUNK_ELEMENTS * item_bytes(x.dtype)
+        gate_bytes = count_gate_bytes(gate, bias, w_down_scales, sums)
+        resident_bytes += max(0, gate_bytes - free_bytes)
 
     # Row groups. Rows of other ranks arrive normalised.
     group_tiles = count_tiles_per_group(hidden, inner, x.dtype, resident_bytes, ranks)
@@ -360,6 +374,8 @@ def mlp(
     )
     down_weight = MovingWeight(down_matrices, tail_in_both_halves=tail_twice)
     in_flight = SUMS_IN_FLIGHT if tokens > PARTITIONS else FEW_ROWS_SUMS_IN_FLIGHT
+    if gate is not None and group_tiles <= 0 and tokens > PARTITIONS:
+        in_flight = 1
     rank_sum = RankSum(replica_group, ranks, in_flight, [])
     y_share = y[first_row:end_row, first_column:end_column]
     x_share = x[:, first_column:end_column] if residual else None
@@ -369,7 +385,7 @@ def mlp(
     elif quantises_rows:
         row_scales = []
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales, scales)
-    down.gate = create_residual_gate(residual_gate, tokens, core.rows, core.columns)
+    down.gate = gate
     run_norm = norm if few_rows and norm_weight is not None else None
     ffn = FeedForward(
         rows, row_norm, gated, down, core, gate_column, ranks, x.dtype, few_rows, run_norm, layout

@@ -15,7 +15,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.image_rows import check_image_rows, list_image_runs, load_image_rows
-from nki_kernels.tiles import count_block_partitions, load_repeated, ranges
+from nki_kernels.projection.row_groups import item_bytes
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, count_block_partitions, load_repeated, ranges
+
+CHUNK_ELEMENTS = ACCUMULATOR_BANKS * BANK
+"""Elements of each partition of a chunk of y."""
 
 MOST_KEPT_COLUMNS = 4096
 """Widest gate of an image that stays in SBUF for all row tiles of the image."""
@@ -82,6 +86,31 @@ class ResidualGate(nl.NKIObject):
                 self.kept = []
             self.kept.append(tile)
         return tile
+
+
+def count_gate_bytes(gate, bias, scales, chunks):
+    """Return the most bytes of each partition that the GateTiles of chunks of y take; 0 if `gate` is None.
+
+    Factors are free once a chunk leaves PSUM, when those of the next one may be loaded; its bias stays until the sum
+    over ranks is stored.
+
+    Args:
+        gate: ResidualGate, or None.
+        bias: [row, column] in SBUF, or None.
+        scales: [1, column] @ HBM, those of the weight's columns, or None.
+        chunks: most chunks that SBUF holds at one time, whose row tiles are those of several images.
+    """
+    if gate is None:
+        return 0
+    images, columns = gate.rows.shape
+    factor_bytes = item_bytes(gate.rows.dtype if scales is None else nl.float32)
+    bias_bytes = 0 if bias is None else item_bytes(bias.dtype)
+    kept_bytes = columns * (factor_bytes + bias_bytes) if columns <= MOST_KEPT_COLUMNS else 0
+    chunk_bytes = min(2, chunks) * factor_bytes + chunks * bias_bytes
+    loaded_bytes = 0 if scales is None else item_bytes(gate.rows.dtype)
+    if images == 1 and columns <= MOST_KEPT_COLUMNS:
+        chunk_bytes = 0
+    return max(kept_bytes, CHUNK_ELEMENTS * chunk_bytes) + CHUNK_ELEMENTS * loaded_bytes
 
 
 def load_gates(gate, chunk, first_row, rows, tile_rows):

@@ -8,13 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
-from tests.kernels.accuracy import in_float64, in_order, named, normal
+import simulate
+from tests.kernels.accuracy import in_float64, in_order, named, normal, undrawn
 from tests.kernels.case import (
     BF16,
     DTYPES,
     GEN3_ON,
+    SMALLEST,
     KernelCase,
     KernelTests,
     Ranks,
@@ -208,6 +212,25 @@ class TestModulatedMlp(KernelTests):
             ),
         ],
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "images", "rows", "hidden", "inner"),
+    [
+        ("trn2", 1, 2560, 3072, 1536),  # FLUX at 1024 px on 8 ranks has 4,096 rows
+        (SMALLEST, 2, 640, 4096, 1792),
+        (SMALLEST, 1, 1024, 8192, 2048),
+        (SMALLEST, 2, 150, 8192, 16384),
+    ],
+)
+def test_float32_gates_fit_beside_sums_over_ranks(
+    target: str, images: int, rows: int, hidden: int, inner: int
+) -> None:
+    with undrawn():
+        inputs = named(kernels.mlp, modulated_block(images, rows, hidden, inner))
+    inputs["replica_group"] = ReplicaGroup([[0, 1]])
+    launches = [(in_order(kernels.mlp, **inputs), {})] * 2
+    simulate.World(target, 2).launch(kernels.mlp, launches, mode=simulate.Mode.dry)
 
 
 def gated_heads(
