@@ -391,6 +391,7 @@ def test_the_command_refuses_labels_and_sizes(
     assert "'1000' is no class" in refuse(capsys, "1000", *words)
     assert "a negative prompt needs a text encoder" in refuse(capsys, "5", *words, "--negative-prompt", "6")
     assert "its sizes are 16x16" in refuse(capsys, "5", *words, "--size", "32x32")
+    assert "this model draws classes, without any" in refuse(capsys, "5", *words, "--explain")
     assert not image.exists()
     assert main(["imagine", "999", *words, "--size", "16x16"]) == 0 and image.exists()
 

@@ -39,8 +39,8 @@ def post(size: int, **headers: str) -> tuple[int, int]:
     asyncio.run(
         Admission(answer, Keys([]), MOST, 5)({"type": "http", "path": "/", "headers": raw}, receive, send)
     )
-    rest = sum(len(message["body"]) for message in unread)
-    return sent[0]["status"], size - rest
+    num_unread = sum(len(message["body"]) for message in unread)
+    return sent[0]["status"], size - num_unread
 
 
 @pytest.mark.parametrize(

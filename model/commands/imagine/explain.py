@@ -95,10 +95,14 @@ class PassRecorder:
         number: Number of the pass, from 1.
 
     Raises:
-        ModelError: There are fewer passes.
+        ModelError: There are fewer passes, or the model has no text encoder.
     """
 
     def __init__(self, backend: Backend, pipeline: ImagePipeline, sampling: Sampling, number: int) -> None:
+        if not pipeline.text_encoders:
+            raise ModelError(
+                "--explain shows attention to tokens of the prompt; this model draws classes, without any"
+            )
         self._trajectory = pipeline.plan(sampling.steps)
         if number > self._trajectory.passes:
             raise ModelError(

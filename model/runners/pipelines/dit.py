@@ -117,6 +117,10 @@ class DiTPipeline(ImagePipeline):
         """Return the labels of texts, int32 [texts, 1]; errors are those of `find_label`."""
         return {LABELS: np.array([[self.find_label(text)] for text in texts], np.int32)}
 
+    def list_tokens(self, text: str) -> list[tuple[int, int, str]]:
+        """Return no token."""
+        return []
+
     def build_inputs(self, latents: np.ndarray, timestep: Any) -> Arrays:
         """Return the timestep of each image."""
         return {TIMESTEPS: np.full((len(latents), 1), timestep, np.float32)}
