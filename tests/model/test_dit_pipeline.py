@@ -316,7 +316,7 @@ def test_refuses_malformed_folders(file: str, fields: dict[str, Any], message: s
         (
             "transformer/config.json",
             {"_class_name": "Transformer2DModel", "norm_type": "ada_norm_single", "num_embeds_ada_norm": ...},
-            "a PixArtTransformer2DModel is no denoiser of DiTPipeline; model_index.json names a DiTTransformer2DModel",
+            "a PixArtTransformer2DModel; model_index.json of this DiTPipeline names a DiTTransformer2DModel, so one",
         ),
     ],
 )

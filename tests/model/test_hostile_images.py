@@ -19,8 +19,9 @@ from model.runners.backends import ReferenceBackend
 from model.runners.denoise import MOST_IMAGES, ImageRequest, ImageRunner, Sampling, check_count
 from model.runners.pipelines import open_pipeline
 from nkw.commands import main
+from tests.model.denoiser_oracles import DIT
 from tests.model.pipeline_folders import edit
-from tests.model.pipeline_oracles import LATENT_SHAPE
+from tests.model.pipeline_oracles import CLIP, LATENT_SHAPE, T5
 from tests.model.test_denoise import folder, folders  # noqa: F401
 from tests.model.test_imagine import refuse
 
@@ -212,6 +213,37 @@ def test_names_a_damaged_schedule_once(folder: Path) -> None:  # noqa: F811
     with pytest.raises(ModelError) as caught:
         open_pipeline(folder)
     assert caught.value.message == f"{path} is missing"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "class_name"),
+    [
+        ("transformer", {"_class_name": "DiTTransformer2DModel"} | DIT, "DiTTransformer2DModel"),
+        ("transformer", {"_class_name": "Transformer2DModel"} | DIT, "Transformer2DModel"),
+        ("text_encoder", T5, "T5EncoderModel"),
+        (
+            "text_encoder",
+            CLIP | {"architectures": ["CLIPTextModelWithProjection"], "projection_dim": 32},
+            "CLIPTextModelWithProjection",
+        ),
+    ],
+)
+def test_refuses_configs_of_another_class(
+    name: str,
+    config: dict[str, object],
+    class_name: str,
+    folder: Path,  # noqa: F811
+) -> None:
+    named = {"transformer": "PixArtTransformer2DModel", "text_encoder": "CLIPTextModel"}[name]
+    path = folder / name / "config.json"
+    open_pipeline(folder, is_planned=True)
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        open_pipeline(folder, is_planned=True)
+    assert caught.value.message == (
+        f"{path}: a {class_name}; model_index.json of this PixArtAlphaPipeline names a {named}, so one of the files is "
+        "of another model"
+    )
 
 
 @pytest.mark.parametrize(

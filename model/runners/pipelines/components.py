@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from model.config.autoencoder import AutoencoderConfig
+from model.config.component import ComponentConfig
 from model.config.denoisers import DenoiserConfig
 from model.config.text_encoders import ClipTextConfig, TextEncoderConfig
 from model.errors import ModelError
@@ -108,11 +109,14 @@ def open_prompt_encoder(
         most_rows: Most tokens of a padded text; None for as many as the text encoder takes.
 
     Raises:
-        ModelError: A file is missing or damaged, or the tokenizer has ids that the text encoder has not.
+        ModelError: A file is missing or damaged, config.json is of another class than model_index.json names, or the
+            tokenizer has ids that the text encoder has not.
     """
     model = folder.open_component(name, TEXT_ENCODER, dtype)
     config = model.config
     assert isinstance(config, TextEncoderConfig)
+    if config.architecture != folder.components[name]:
+        raise _refuse_class(folder, name, config)
     rows = config.most_rows if most_rows is None else min(most_rows, config.most_rows)
     tokenizer = None
     if not folder.is_planned:
@@ -133,6 +137,15 @@ def check_text_size(folder: PipelineFolder, name: str, returned: int, taken: int
         )
 
 
+def _refuse_class(folder: PipelineFolder, name: str, config: ComponentConfig) -> ModelError:
+    """Return, without raising it, the error about a component whose config.json is of another class than its entry."""
+    return ModelError(
+        f"{folder.path / name / 'config.json'}: a {config.architecture}; {INDEX} of this {folder.class_name} names a "
+        f"{folder.components[name]}, so one of the files is of another model",
+        _CODE,
+    )
+
+
 def open_denoiser(folder: PipelineFolder, dtype: str, record: type[D]) -> tuple[LoadedComponent, D]:
     """Open the denoiser of a pipeline, and return it with its config.
 
@@ -147,11 +160,7 @@ def open_denoiser(folder: PipelineFolder, dtype: str, record: type[D]) -> tuple[
     denoiser = folder.open_component("transformer", DENOISER, dtype)
     config = denoiser.config
     if not isinstance(config, record):
-        raise ModelError(
-            f"{denoiser.folder / 'config.json'}: a {config.architecture} is no denoiser of {folder.class_name}; "
-            f"{INDEX} names a {folder.components['transformer']}",
-            _CODE,
-        )
+        raise _refuse_class(folder, "transformer", config)
     return denoiser, config
 
 

@@ -24,7 +24,6 @@ from model.config.text_encoders import ClipTextConfig
 from model.errors import ModelError
 from model.families.denoisers import POOLED, TEXT, TIMESTEPS
 from model.families.flux import GUIDANCE
-from model.families.tasks import DENOISER
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import PipelineFolder
 from model.noise_schedules import Trajectory
@@ -35,6 +34,7 @@ from model.runners.pipelines.components import (
     PromptEncoder,
     check_text_size,
     open_autoencoder,
+    open_denoiser,
     open_prompt_encoder,
 )
 from model.runners.pipelines.joint import JointPipeline
@@ -136,9 +136,7 @@ def open_flux(folder: PipelineFolder, dtype: str) -> FluxPipeline:
             "tokenizer_2": TOKENIZERS["T5EncoderModel"],
         }
     )
-    denoiser = folder.open_component("transformer", DENOISER, dtype)
-    config = denoiser.config
-    assert isinstance(config, FluxConfig)
+    denoiser, config = open_denoiser(folder, dtype, FluxConfig)
     pooled_encoder = open_prompt_encoder(folder, dtype)
     row_encoder = open_prompt_encoder(folder, dtype, "text_encoder_2", _TEXT_ROWS[config.has_guidance])
     assert isinstance(pooled_encoder.config, ClipTextConfig)

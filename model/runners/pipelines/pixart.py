@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from model.config.denoisers import PixArtConfig
-from model.families.tasks import DENOISER
 from model.loading.component import LoadedComponent
 from model.loading.pipeline import PipelineFolder
 from model.runners.component import Arrays
@@ -21,6 +20,7 @@ from model.runners.pipelines.components import (
     PromptEncoder,
     check_text_size,
     open_autoencoder,
+    open_denoiser,
     open_prompt_encoder,
 )
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
@@ -143,9 +143,7 @@ def open_pixart(folder: PipelineFolder, dtype: str) -> PixArtPipeline:
     )
     prompt_encoder = open_prompt_encoder(folder, dtype, most_rows=_MOST_TEXT_ROWS[folder.class_name])
     text_rows = prompt_encoder.config.rows
-    denoiser = folder.open_component("transformer", DENOISER, dtype)
-    config = denoiser.config
-    assert isinstance(config, PixArtConfig)
+    denoiser, config = open_denoiser(folder, dtype, PixArtConfig)
     config = config.with_size(config.latent_rows, config.latent_columns, text_rows)
     autoencoder = open_autoencoder(folder, dtype, config)
     check_text_size(folder, "text_encoder", prompt_encoder.config.hidden_size, config.text_size)

@@ -23,7 +23,6 @@ from model.config.denoisers import SD3Config
 from model.config.text_encoders import PENULTIMATE, ClipTextConfig
 from model.errors import ModelError
 from model.families.denoisers import POOLED, TEXT, TIMESTEPS
-from model.families.tasks import DENOISER
 from model.layers.precision import FLOAT32
 from model.loading import clip_tokenizer, t5_tokenizer
 from model.loading.component import LoadedComponent
@@ -36,6 +35,7 @@ from model.runners.pipelines.components import (
     PromptEncoder,
     check_text_size,
     open_autoencoder,
+    open_denoiser,
     open_prompt_encoder,
 )
 from model.runners.pipelines.joint import JointPipeline
@@ -136,9 +136,7 @@ def open_sd3(folder: PipelineFolder, dtype: str) -> StableDiffusion3Pipeline:
     )
     first, second = (open_prompt_encoder(folder, dtype, name) for name in _CLIP_NAMES)
     t5_encoder = open_prompt_encoder(folder, dtype, _T5_NAME, _T5_ROWS) if has_t5 else None
-    denoiser = folder.open_component("transformer", DENOISER, dtype)
-    config = denoiser.config
-    assert isinstance(config, SD3Config)
+    denoiser, config = open_denoiser(folder, dtype, SD3Config)
     _check_widths(folder, config, (first, second), t5_encoder)
     config = config.with_size(config.latent_rows, config.latent_columns, first.config.rows + _T5_ROWS)
     autoencoder = open_autoencoder(folder, dtype, config)
