@@ -13,6 +13,9 @@ _FILES = (
     "model.safetensors.index.json hf_quant_config.json"
 ).split()
 
+PIPELINE_INDEX = "model_index.json"
+"""File of a diffusion model's folder that names its components."""
+
 
 def find_config_file(path: Path) -> Path:
     """Return `<path>/config.json` for a folder, present or not; any other path unchanged."""
@@ -78,6 +81,8 @@ def _describe_without_config(folder: Path) -> str:
     names = sorted(os.listdir(folder))
     if not names:
         return f"is an empty folder; {_MODEL_FOLDER}"
+    if PIPELINE_INDEX in names:
+        return "has a diffusion model: nkw imagine draws its images, and nkw serve answers requests for them"
     if "snapshots" in names:
         return "is a folder of Hugging Face's cache: give a folder below its snapshots"
     return describe_other_weights(names) or f"has no config.json: config.json is missing; {_MODEL_FOLDER}"

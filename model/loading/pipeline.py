@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from model.config.fields import Fields, read_json
-from model.config.folder import check_inside
+from model.config.folder import PIPELINE_INDEX, check_inside
 from model.errors import ModelError
 from model.families.tasks import Task
 from model.loading.component import LoadedComponent
 from model.noise_schedules import NoiseSchedule, read_schedule
 
-INDEX = "model_index.json"
 _CODE = "NKW-MODEL-PIPELINE"
 
 
 def is_pipeline(folder: Path) -> bool:
     """Return whether a folder has a diffusion model in the layout of diffusers."""
-    return (folder / INDEX).is_file()
+    return (folder / PIPELINE_INDEX).is_file()
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,13 @@ class PipelineFolder:
                 and for each component.
         """
         if not path.is_dir():
-            raise ModelError(f"{path} is not a folder; a diffusion model is a folder with {INDEX}", _CODE)
-        check_inside(path / INDEX)
-        fields = Fields(path / INDEX)
+            raise ModelError(
+                f"{path} is not a folder; a diffusion model is a folder with {PIPELINE_INDEX}", _CODE
+            )
+        if not os.path.lexists(path / PIPELINE_INDEX):
+            raise ModelError(f"{path} {_describe_without_index(path)}", _CODE)
+        check_inside(path / PIPELINE_INDEX)
+        fields = Fields(path / PIPELINE_INDEX)
         class_name = fields.get("_class_name", None)
         if not isinstance(class_name, str):
             raise fields.error("_class_name", f"{class_name!r:.60} is not the name of a pipeline")
@@ -70,7 +74,7 @@ class PipelineFolder:
             if named not in classes:
                 problem = "is missing" if named is None else f"is a {named:.60}"
                 raise ModelError(
-                    f"{self.path / INDEX}: {name} {problem}; {self.class_name} needs {' or '.join(classes)}",
+                    f"{self.path / PIPELINE_INDEX}: {name} {problem}; {self.class_name} needs {' or '.join(classes)}",
                     _CODE,
                 )
 
@@ -101,3 +105,14 @@ class PipelineFolder:
             return read_schedule(fields)
         except ModelError as error:
             raise ModelError(f"{path}: {error.message}", _CODE) from None
+
+
+def _describe_without_index(folder: Path) -> str:
+    """Return what a folder without model_index.json is, and what to do, as the end of a sentence about the folder."""
+    if is_pipeline(folder.resolve().parent):
+        return f"is one component of a diffusion model: give the folder above it, with {PIPELINE_INDEX}"
+    if (folder / "config.json").is_file():
+        return (
+            f"has no {PIPELINE_INDEX}: nkw imagine draws with a diffusion model; nkw generate continues texts"
+        )
+    return f"has no {PIPELINE_INDEX}; a diffusion model is a folder in the layout of diffusers, which has one"

@@ -80,6 +80,7 @@ OTHERS = [
         "has its weights in pytorch_model.bin, which is not read: load the model with transformers and save it",
     ),
     ({"refs": "", "snapshots": ""}, "is a folder of Hugging Face's cache: give a folder below its snapshots"),
+    ({"model_index.json": "{}", "vae": ""}, "has a diffusion model: nkw imagine draws its images"),
     ({"README.md": ""}, "has no config.json: config.json is missing; a model is a Hugging Face folder"),
 ]
 

@@ -199,5 +199,27 @@ def test_refuses_files(model: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert "this command reads that file" in refuse(capsys, *model, "--out", str(weights))
 
 
-def test_a_folder_of_texts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "model_index.json" in refuse(capsys, PROMPT, "--model", "stories")
+def test_a_folder_of_texts_names_the_commands_for_it(
+    folders: dict[str, Path],  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = refuse(capsys, PROMPT, "--model", "stories")
+    assert "has no model_index.json" in line and "nkw generate continues texts" in line
+    line = refuse(capsys, PROMPT, "--model", str(folders["flow"] / "transformer"))
+    assert "is one component of a diffusion model: give the folder above it" in line
+    line = refuse(capsys, PROMPT, "--model", str(tmp_path))
+    assert "has no model_index.json; a diffusion model is a folder in the layout of diffusers" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["generate"], ["chat", "--quick", PROMPT], ["transcribe", "talk.wav"]],
+)
+def test_commands_of_texts_name_the_command_that_draws(
+    words: list[str],
+    folders: dict[str, Path],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*words, "--model", str(folders["flow"])]) == 2
+    assert "has a diffusion model: nkw imagine draws its images" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from model.commands.api_client import Address, ApiClient, RequestFailed, check_client, read_client_key
+from model.config.folder import check_model_folder
 from model.errors import ModelError
 from model.llm.llm import LLM
 from model.loading.chat import ChatTemplate, Message
@@ -144,9 +145,10 @@ class LocalPartner:
         """Load the model of --model.
 
         Raises:
-            ModelError: The folder has no chat template, or the model cannot be loaded with the options.
+            ModelError: The folder has no config.json or no chat template, or the options do not suit the model.
         """
         self.name = str(options.model)
+        check_model_folder(options.model)
         self._template = ChatTemplate(options.model)
         self._llm = LLM(
             options.model,

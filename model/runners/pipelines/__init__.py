@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from model.config.folder import PIPELINE_INDEX
 from model.errors import ModelError
-from model.loading.pipeline import INDEX, PipelineFolder
+from model.loading.pipeline import PipelineFolder
 from model.runners.pipelines.dit import open_dit
 from model.runners.pipelines.flux import open_flux
 from model.runners.pipelines.pipeline import ImagePipeline
@@ -40,7 +41,7 @@ def open_pipeline(folder: Path | str, dtype: str = "float32", is_planned: bool =
     opened = PipelineFolder.open(Path(folder), is_planned)
     if opened.class_name not in PIPELINES:
         raise ModelError(
-            f"{opened.path / INDEX}: _class_name: {opened.class_name:.60} is not known; known are "
+            f"{opened.path / PIPELINE_INDEX}: _class_name: {opened.class_name:.60} is not known; known are "
             f"{', '.join(PIPELINES)}",
             "NKW-MODEL-PIPELINE",
         )

@@ -11,12 +11,13 @@ import numpy as np
 from model.config.autoencoder import AutoencoderConfig
 from model.config.component import ComponentConfig
 from model.config.denoisers import DenoiserConfig
+from model.config.folder import PIPELINE_INDEX
 from model.config.text_encoders import ClipTextConfig, TextEncoderConfig
 from model.errors import ModelError
 from model.families.tasks import AUTOENCODER, DENOISER, TEXT_ENCODER
 from model.layers.relative_attention import TEXT_LENGTHS
 from model.loading.component import LoadedComponent
-from model.loading.pipeline import INDEX, PipelineFolder
+from model.loading.pipeline import PipelineFolder
 from model.loading.text_tokenizer import TextTokenizer
 from model.loading.text_tokenizers import open_text_tokenizer
 from model.runners.component import Arrays
@@ -140,8 +141,8 @@ def check_text_size(folder: PipelineFolder, name: str, returned: int, taken: int
 def _refuse_class(folder: PipelineFolder, name: str, config: ComponentConfig) -> ModelError:
     """Return, without raising it, the error about a component whose config.json is of another class than its entry."""
     return ModelError(
-        f"{folder.path / name / 'config.json'}: a {config.architecture}; {INDEX} of this {folder.class_name} names a "
-        f"{folder.components[name]}, so one of the files is of another model",
+        f"{folder.path / name / 'config.json'}: a {config.architecture}; {PIPELINE_INDEX} of this "
+        f"{folder.class_name} names a {folder.components[name]}, so one of the files is of another model",
         _CODE,
     )
 

@@ -23,11 +23,12 @@ import numpy as np
 
 from model.config.denoisers import DiTConfig
 from model.config.fields import Fields
+from model.config.folder import PIPELINE_INDEX
 from model.errors import ModelError
 from model.families.denoisers import TIMESTEPS
 from model.families.dit import LABELS
 from model.loading.component import LoadedComponent
-from model.loading.pipeline import INDEX, PipelineFolder
+from model.loading.pipeline import PipelineFolder
 from model.noise_schedules.ddpm import DdpmSchedule, Variance
 from model.runners.component import Arrays
 from model.runners.pipelines.components import open_autoencoder, open_denoiser
@@ -105,7 +106,8 @@ class DiTPipeline(ImagePipeline):
         nearest = ", ".join(f"{name!r:.40}" for name in self._find_near_names(text))
         advice = f"the nearest of its {count:,} names are {nearest}" if nearest else f"it has {count:,} names"
         raise ModelError(
-            f"{problem}; {advice}: give a name in id2label of {INDEX}, or {numbers}", "NKW-MODEL-OPTION"
+            f"{problem}; {advice}: give a name in id2label of {PIPELINE_INDEX}, or {numbers}",
+            "NKW-MODEL-OPTION",
         )
 
     def _find_near_names(self, text: str) -> list[str]:
@@ -155,7 +157,7 @@ def read_names(folder: PipelineFolder, classes: int) -> dict[str, int]:
     Raises:
         ModelError: `id2label` is no object, or an entry of it is not text or for no class.
     """
-    fields = Fields(folder.path / INDEX)
+    fields = Fields(folder.path / PIPELINE_INDEX)
     if fields.get("id2label", None) == [None, None]:
         return {}
     table, classes_by_name = fields.table("id2label"), {}

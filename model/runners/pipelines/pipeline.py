@@ -12,9 +12,9 @@ import numpy as np
 
 from model.config.autoencoder import AutoencoderConfig
 from model.config.denoisers import DenoiserConfig
+from model.config.folder import PIPELINE_INDEX
 from model.errors import ModelError
 from model.loading.component import LoadedComponent
-from model.loading.pipeline import INDEX
 from model.noise_schedules import NoiseSchedule, Trajectory
 from model.runners.component import Arrays, Component
 
@@ -70,7 +70,7 @@ class ImagePipeline(ABC):
         """Paths of the model's files, which no output may replace: configs, tokenizers, schedule and weights."""
         folders = {component.folder for component in self.components}
         folders |= {self.folder / "scheduler", *self.folder.glob("tokenizer*")}
-        return [self.folder / INDEX, *(file for folder in folders for file in folder.glob("*"))]
+        return [self.folder / PIPELINE_INDEX, *(file for folder in folders for file in folder.glob("*"))]
 
     @property
     def components(self) -> Sequence[LoadedComponent]:
