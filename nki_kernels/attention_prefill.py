@@ -46,6 +46,8 @@ Arguments:
     text_q        [T2, Hq * D] @ HBM or None: rows of a second stream (joint attention of images and texts). The keys of
                   sequence b are its rows of k, then those of text_k. Without caches, `causal`, lengths and biases
     text_k, text_v  [T2, Hk * D] and [T2, Hk * Dv] @ HBM, or None
+    bounded       compile-time bool: no score exceeds 64 in magnitude, as norms of heads make sure. Without `causal`,
+                  caches, sinks, a soft cap and biases
     returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v, or without caches; with a
                   second stream o and text_o [T2, Hq * Dv]
 
@@ -73,6 +75,9 @@ Tiling
     Both ways give a row the same shift, so they add up. They do while the float32 sums of the two products agree to far
     better than the range of exp: for scores up to 1e7.
 
+    Bounded scores need no maximum: exp of them, and 12288 times that, are normal numbers of bfloat16 and float32. So
+    each score is computed once, as [key, query], and neither the Vector engine nor a DMA passes over it.
+
 Limits:
     D and Dv up to 512; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys and values take
     at most 64 KiB per partition: 8192 in float32, with D = 256 in bfloat16, half with D = 512; so many query heads of a
@@ -90,13 +95,12 @@ Cost
 
     Heads of 192 elements with values of 128, L = 2048 (latent attention): a score takes two products, so an eighth of
     the scores is computed twice, and DMA transposes the rest. Hq = Hk = 16 486 and 479 us (56 %), 4 129 and 122 (53 %),
-    2 68 and 63 (50 %). With keys and values that a head only asks for at its first queries, loaded in the queue of
-    those transposes, they took 653 and 473, 170 and 133, 85 and 76.
+    2 68 and 63 (50 %).
 
     Of all with all, without caches, in program order, and as a share of the largest bound of FLOP, HBM bytes and exp
     (153 G/s of the Scalar engine, the largest for heads below 128):
-        3 heads of 128, 4096 + 512 rows (FLUX, 8 ranks)           572 us  73 %
-        4 heads of 64, 4096 + 333 rows (SD3.5 has 24)             706 us  73 %
+        3 heads of 128, 4096 + 512 rows (FLUX, 8 ranks)           572 us  73 %  bounded 470  88 %
+        4 heads of 64, 4096 + 333 rows (SD3.5 has 24)             706 us  73 %  bounded 583  88 %
         4 heads of 72, 4096 rows (PixArt has 16)                  595 us  74 %
         16 heads of 72, two sequences of 1024                     339 us  65 %  with caches 445
         the same queries, 120 padded keys each                    121 us  24 %
@@ -105,7 +109,8 @@ Cost
     In 595 us the Scalar engine is busy for 541, the Vector engine for 580 with the maximum of each score, DMA for 586:
     exp on another engine would shorten none of the other two. What did not help: all scores of 1024 keys computed
     twice, which needs no transposes (471, a quarter of them 366); for 120 keys, a quotient by the Vector engine, which
-    waits for its own reciprocal.
+    waits for its own reciprocal. Of bounded scores exp is the bound, in instructions of three banks, of which PSUM
+    holds two beside the products. In two banks the 583 us are 651; products issued an exp earlier make 518 of 470 us.
 
     With slopes the Vector engine passes twice over the scores (prefill/slopes.py) and none is computed twice: 192 and
     174 us for Hq = 4, L = 2048.
@@ -144,7 +149,7 @@ from nki_kernels.prefill.keys import (
     load_new_values,
 )
 from nki_kernels.prefill.lengths import KeyLengths, hide_keys, hide_values
-from nki_kernels.prefill.order import Agenda, score_span
+from nki_kernels.prefill.order import Agenda, score_bounded_span, score_span
 from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
 from nki_kernels.prefill.reference import (
     attend_jointly_reference,
@@ -189,6 +194,7 @@ def attention_prefill(
     text_q=None,
     text_k=None,
     text_v=None,
+    bounded=False,
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
@@ -212,7 +218,7 @@ def attention_prefill(
         "cache_rows name rows that k and v are written to from position 0 on: give k and v, and no prefix"
     )
     step = PromptStep(
-        scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths, position_bias
+        scale, prefix, positions, window, softcap, sinks, causal, slopes, key_lengths, position_bias, bounded
     )
     check_prefill((q, k, v), cache, step, num_kv_heads, (text_q, text_k, text_v))
     assert sequences is None or sequences == cache.sequences, (
@@ -260,7 +266,10 @@ def attend_prompts(prompts):
             tiles[loaded].load(prompts)
             loaded += 1
         for span in create_spans(launch, tiles[i], heads.find_head(i)):
-            time = score_span(agenda, span, time)
+            if prompts.step.bounded:
+                time = score_bounded_span(agenda, span, time)
+            else:
+                time = score_span(agenda, span, time)
     time = agenda.issue_all(time)
     if needs_late_stores(prompts):
         # A block table may name pages of the other core, so neither core writes before both have read their prefixes.
@@ -435,6 +444,7 @@ def attention_prefill_reference(
     text_q: np.ndarray | None = None,
     text_k: np.ndarray | None = None,
     text_v: np.ndarray | None = None,
+    bounded: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 

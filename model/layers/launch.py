@@ -165,6 +165,7 @@ class StepShape:
         cache_dtype          name of the cache format (`CACHE_FORMATS`)
         cache_scales         scales of the caches, if the format has any
         lnc                  physical cores of a rank, among which kernels divide their work
+        bounded              names of layers of attention whose norms of heads bound scores (`list_bounded_layers`)
         sorted_expert_width  width of an expert on a rank up to which few rows are sorted by expert; 0 on chips without
                              loops over registers (`find_sorted_expert_width`)
 
@@ -196,6 +197,7 @@ class StepShape:
     cache_dtype: str = AUTO
     cache_scales: CacheScales = UNSCALED
     lnc: int = 1
+    bounded: frozenset[str] = frozenset()
     sorted_expert_width: float = 0.0
 
     def for_window(self, window: int | None) -> StepShape:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_network import LaunchedNetwork, Progress, RankArrays
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.denoiser.attention import ImageAttention
+from model.layers.denoiser.joint_attention import JointAttention
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import States
 from model.layers.precision import FLOAT32
@@ -126,6 +129,7 @@ class KernelComponent:
         shards = model.load_shards(mesh) if shards is None else shards
         group_batch = mesh.count_group_sequences(batch)
         step = make_step(model.config, shards[0].dtype, shards[0].dtypes, group_batch, mesh.tensor)
+        step = replace(step, bounded=_find_bounded_layers(network, shards[0].arrays))
         _check_launches(network, step, batch)
         self._device, self._mesh, self._step, self._batch = device, mesh, step, batch
         self._shapes = _list_input_shapes(network, step)
@@ -188,6 +192,15 @@ def make_step(
         activations=activations,
         weights=weights,
     )
+
+
+def _find_bounded_layers(network: Network, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
+    """Return the names of layers of attention whose norms of heads bound scores, by the weights of a rank.
+
+    In dry runs these weights are zeros, to which 1 is added, so that scores of heads of up to 4,096 elements are.
+    """
+    layers = (layer for layer in network.layers if isinstance(layer, ImageAttention | JointAttention))
+    return frozenset(name for layer in layers for name in layer.list_bounded_layers(arrays))
 
 
 def count_activation_bytes(model: LoadedComponent, batch: int = 1, ranks: int = 1) -> int:

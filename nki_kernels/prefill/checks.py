@@ -17,6 +17,8 @@ MAX_HEAD_BYTES = 65792
 """Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
 MAX_DEPTH = 512
 MAX_BIASED_TOKENS = 2048
+MAX_BOUNDED_SCORE = 64
+"""Largest magnitude of bounded scores: sums of 12288 times exp of it are 8e31, and exp of its negative 2e-28."""
 
 
 def check_prefill(tokens, cache, step, num_kv_heads, text=(None, None, None)):
@@ -64,6 +66,12 @@ def check_prefill(tokens, cache, step, num_kv_heads, text=(None, None, None)):
     check_key_lengths(tokens, cache, step)
     check_position_bias(tokens, cache, step)
     check_options(step, q.shape[1] // depth)
+    assert not step.bounded or (cache.k_cache is None and not step.causal and step.sinks is None), (
+        "bounded scores go without caches, causal attention and sinks; leave these out, or set bounded to False"
+    )
+    assert not step.bounded or (step.softcap is None and step.position_bias is None), (
+        "bounded scores go without a soft cap and position_bias; leave these out, or set bounded to False"
+    )
 
 
 def count_new_rows(tokens):

@@ -49,6 +49,10 @@ class Head(nl.NKIObject):
         self.values = nl.ndarray(shape, dtype=prompts.dtype, buffer=nl.sbuf)
         ones = self.values[:, :, prompts.value_depth : prompts.value_depth + 1]
         nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
+        used = prompts.keys % PARTITIONS
+        if prompts.step.bounded and used > 0:
+            # One matmul and one exp take the whole last block; products leave out what follows its keys.
+            nisa.memset(dst=self.keys[:, count - 1, :, used:], value=0.0, engine=nisa.engine.gpsimd)
         if prompts.gap > 0:
             block = prompts.new_keys // PARTITIONS
             nisa.memset(dst=self.values[:, block, :], value=0.0)

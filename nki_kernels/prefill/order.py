@@ -15,8 +15,8 @@ from nki_kernels.prefill.span_steps import (
     exponentiate_by_key,
     finish,
     multiply,
-    recompute,
     score,
+    score_by_key,
     store,
 )
 from nki_kernels.prefill.spans import Chunk
@@ -85,20 +85,54 @@ def score_span(agenda, span, first_time):
         time += end - start
         agenda.note(time + tuning.multiply_after, multiply, chunk)
     for start, end in ranges(span.start, span.split, tuning.recomputed):
-        shape = (PARTITIONS, (end - start) // PARTITIONS, PARTITIONS)
-        scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-        chunk = Chunk(span, start, end, nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf), scores)
-        agenda.note(time + tuning.recompute_after, recompute, chunk)
+        chunk = create_chunk_by_key(launch, span, start, end)
+        agenda.note(time + tuning.recompute_after, score_by_key, chunk)
         agenda.note(time + tuning.by_key_after, exponentiate_by_key, chunk)
         time += end - start
         agenda.note(time + tuning.multiply_after, multiply, chunk)
-    time += tuning.multiply_after + tuning.finish_after
-    agenda.note(time, finish, span)
-    if span.last:
-        agenda.note(time + tuning.store_after, store, span)
+    note_end(agenda, span, time)
     time = first_time
     for start, end in ranges(span.start, span.end, tuning.scores):
         score(launch, span, start, end)
         time += end - start
         agenda.issue(time)
     return time
+
+
+def score_bounded_span(agenda, span, time):
+    """Issue scores and exp of a `Span` of bounded scores, which need no maximum; return the time at their end.
+
+    Products, and steps of spans before that become due meanwhile, are issued between, as many keys later as it takes
+    until exp is computed.
+
+    Args:
+        time: time of the span's first score, in keys.
+    """
+    launch, tuning = agenda.launch, agenda.launch.tuning
+    for start, end in ranges(span.start, span.end, tuning.recomputed):
+        chunk = create_chunk_by_key(launch, span, start, end)
+        score_by_key(launch, chunk)
+        exponentiate_by_key(launch, chunk)
+        time += end - start
+        agenda.note(time + tuning.multiply_after, multiply, chunk)
+        agenda.issue(time)
+    note_end(agenda, span, time)
+    return time
+
+
+def create_chunk_by_key(launch, span, start, end):
+    """Return the `Chunk` of keys start … end - 1 of a `Span`, with tiles for scores and weights by key."""
+    count = blocks(end - start)
+    # Each block has a quarter of a PSUM bank, however few rows it has, because a matmul writes into one bank.
+    scores = nl.ndarray((PARTITIONS, count, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    weights = nl.ndarray((PARTITIONS, count, span.rows), dtype=launch.prompts.dtype, buffer=nl.sbuf)
+    return Chunk(span, start, end, weights, scores)
+
+
+def note_end(agenda, span, time):
+    """Schedule `finish` of a `Span` whose last exp is issued at `time`, in keys, and the store of a last one."""
+    tuning = agenda.launch.tuning
+    time += tuning.multiply_after + tuning.finish_after
+    agenda.note(time, finish, span)
+    if span.last:
+        agenda.note(time + tuning.store_after, store, span)

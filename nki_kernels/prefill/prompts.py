@@ -34,6 +34,7 @@ class PromptStep(nl.NKIObject):
     slopes: object = None
     key_lengths: object = None
     position_bias: object = None
+    bounded: bool = False
 
 
 @dataclass

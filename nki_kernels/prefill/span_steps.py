@@ -2,15 +2,16 @@
 
     score                scores [row, key] of some keys; the Vector engine moves them to SBUF and keeps their maximum
     exponentiate         exp(scale * (score - maximum)), then transposed by DMA to [key, row]
-    recompute            scores once more, as [key, row] minus the maximum, of the span's first keys
-    exponentiate_by_key  exp of recomputed scores, which needs no transpose
+    score_by_key         scores as [key, row] of the span's first keys, once more and minus the maximum; bounded scores
+                         of all keys, once and as they are
+    exponentiate_by_key  exp of scores by key, which needs no transpose
     multiply             the product with one block of values and their column of ones
     finish               the product joined to that of the span before, or divided by its sum
     store                the rows of the result written to HBM
 
 A row is one query of one head; a tile has up to 128 rows. A span has those of a tile's keys whose scores lie in SBUF at
 one time. The steps of many spans overlap: see `prefill.order`, which issues them. exp of a score is the weight of its
-key in the softmax. The *shift* of a row is minus the maximum of its scores, which `recompute` adds to them.
+key in the softmax. The *shift* of a row is minus the maximum of its scores, which `score_by_key` adds to them.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def split_shift(shift, maximum, minus_one):
             less = nl.ndarray(maximum.shape, dtype=nl.float32, buffer=nl.sbuf)
             combine_on_gpsimd(less, remaining, terms[:, i : i + 1], nl.add)
             remaining = less
-    # The terms lie in each half of the array's rows, where `recompute` takes them for one PSUM bank or another.
+    # The terms lie in each half of the array's rows, where `score_by_key` takes them for one PSUM bank or another.
     for row in range(0, PARTITIONS, SHIFT_ROWS):
         nisa.dma_transpose(dst=shift[row : row + SHIFT_TERMS, :], src=terms)
 
@@ -184,13 +185,28 @@ def exponentiate(launch, chunk):
         nisa.dma_transpose(dst=chunk.weights[0:used, full, :], src=weights[:, full * PARTITIONS :])
 
 
-def recompute(launch, chunk):
-    """Write scores of a `Chunk` of keys less their row's maximum to `chunk.scores` [key, block, row] float32 @ PSUM.
+def score_by_key(launch, chunk):
+    """Write scores of a `Chunk` of keys to `chunk.scores` [key, block, row] float32 @ PSUM, less their row's maximum.
 
-    The span has 128 rows, and every query sees every key of the chunk. The agenda calls it.
+    Bounded scores are written as they are. Every query sees every key of the chunk. The agenda calls it.
     """
     prompts, span = launch.prompts, chunk.span
-    count = (chunk.end - chunk.start) // PARTITIONS
+    count = chunk.scores.shape[1]
+    if span.shift is not None:
+        write_shift(launch, chunk)
+    for i in range(count):
+        for tile in range(prompts.depth_tiles):
+            nisa.nc_matmul(
+                dst=chunk.scores[:, i, 0 : span.rows],
+                stationary=span.head.keys[0 : prompts.heights[tile], chunk.start // PARTITIONS + i, tile, :],
+                moving=view_queries(prompts, span, tile),
+                accumulate=tile > 0 or span.shift is not None,
+            )
+
+
+def write_shift(launch, chunk):
+    """Write the shift of each row of a `Chunk` to `chunk.scores` of each of its keys; the span has 128 rows."""
+    span, count = chunk.span, chunk.scores.shape[1]
     per_bank = BANK // PARTITIONS
     # Queries lie along the free dimension here and a bias is per partition, so a matmul brings the shift to PSUM.
     for first, last in ranges(0, count, per_bank):
@@ -205,22 +221,15 @@ def recompute(launch, chunk):
             tile_position=(row, 0),
             tile_size=(SHIFT_ROWS, PARTITIONS),
         )
-    for i in range(count):
-        for tile in range(prompts.depth_tiles):
-            nisa.nc_matmul(
-                dst=chunk.scores[:, i, :],
-                stationary=span.head.keys[0 : prompts.heights[tile], chunk.start // PARTITIONS + i, tile, :],
-                moving=view_queries(prompts, span, tile),
-                accumulate=True,
-            )
 
 
 def exponentiate_by_key(launch, chunk):
-    """Write exp of `chunk.scores` in PSUM, which `recompute` wrote, to `chunk.weights` [key, block, row] @ SBUF.
+    """Write exp of `chunk.scores` in PSUM, which `score_by_key` wrote, to `chunk.weights` [key, block, row] @ SBUF.
 
     The agenda calls it.
     """
-    nisa.activation(dst=chunk.weights, op=nl.exp, data=chunk.scores, scale=launch.exp_scale)
+    scores = chunk.scores[:, :, 0 : chunk.span.rows]
+    nisa.activation(dst=chunk.weights, op=nl.exp, data=scores, scale=launch.exp_scale)
 
 
 def multiply(launch, chunk):

@@ -65,7 +65,8 @@ class Span(nl.NKIObject):
 
     The rows are the queries of a tile for `heads` query heads. `before` is the span of the same rows before this one,
     their `Sink` for a first span, or None. `last` tells whether no span of the rows follows. Scores of keys before
-    `split` are computed a second time. `sums` is None if one span has all keys of the rows and they are few.
+    `split` are computed as [key, row], a second time. Bounded scores all are, once, and then `scores`, `maximum` and
+    `bias` are None. `sums` is None if one span has all keys of the rows and they are few.
 
     Args:
         first_head: index of the first head among those of the key/value head on this core.
@@ -77,15 +78,17 @@ class Span(nl.NKIObject):
         self.first_head, self.heads = first_head, count_heads_together(prompts.share.group, queries.count)
         self.start, self.end = start, end
         self.rows = rows = self.heads * queries.count
-        self.split = start
-        if rows == PARTITIONS and end - start > tuning.shortest:
-            self.split += PARTITIONS * count_recomputed_blocks(launch, queries, head, start, end)
-        self.scores = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.sbuf)
-        self.maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        self.bias = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        self.shift = None
-        if self.split > start:
-            self.shift = nl.ndarray((PARTITIONS, rows), dtype=prompts.dtype, buffer=nl.sbuf)
+        self.scores, self.maximum, self.bias, self.shift = None, None, None, None
+        self.split = end
+        if not prompts.step.bounded:
+            self.split = start
+            if rows == PARTITIONS and end - start > tuning.shortest:
+                self.split += PARTITIONS * count_recomputed_blocks(launch, queries, head, start, end)
+            self.scores = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.sbuf)
+            self.maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+            self.bias = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+            if self.split > start:
+                self.shift = nl.ndarray((PARTITIONS, rows), dtype=prompts.dtype, buffer=nl.sbuf)
         self.product = nl.ndarray((rows, prompts.value_depth + 1), dtype=nl.float32, buffer=nl.psum)
         self.sums = None
         if before is not None or not last or end - start > tuning.few:
@@ -99,7 +102,7 @@ class Span(nl.NKIObject):
 class Chunk(nl.NKIObject):
     """Keys start … end - 1 of a span that one exp takes, and their weights [key, block, row] @ SBUF.
 
-    `scores` [key, block, row] @ PSUM is for keys whose scores are computed again, else None.
+    `scores` [key, block, row] @ PSUM is for keys whose scores are computed as [key, row], else None.
     """
 
     span: Span
@@ -158,10 +161,12 @@ def list_span_bounds(launch, queries):
     """Return (start, end) of the spans of keys that a tile of queries passes, in order.
 
     With pages of 4 bits the first span has the tile's own pages as they are, so that each row sees some of its keys.
-    Cached and rounded keys of earlier pages follow.
+    Cached and rounded keys of earlier pages follow. Bounded scores do not lie in SBUF, so one span has all keys.
     """
     prompts = launch.prompts
     start, end = find_key_range(prompts, launch.masks, queries)
+    if prompts.step.bounded:
+        return [(start, end)]
     bounds = []
     if prompts.page > 0:
         bounds.append((prompts.prefix + queries.first, end))

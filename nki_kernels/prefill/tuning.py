@@ -20,7 +20,7 @@ class Tuning(nl.NKIObject):
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values, and
                            with slopes beside the distances of the keys
     scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
-    exponents, recomputed  keys of one exp from SBUF and from PSUM
+    exponents, recomputed  keys of one exp from SBUF and from PSUM; bounded scores have PSUM to themselves
     recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
                            loads and stores are a larger share of their DMAs, but if `wide` a smaller one of keys of
                            several tiles of D, each of which is a product more; those up to `shortest` none
@@ -73,3 +73,7 @@ class Tuning(nl.NKIObject):
         self.heads_ahead = 12 if deep else 8
         self.cleaned_ahead = 4 if step.causal else 2
         self.early_heads = 6
+        if step.bounded:
+            self.recomputed = 1536
+            self.few, self.divider = 12288, nisa.engine.vector  # all keys of a launch
+            self.multiply_after, self.finish_after, self.store_after = 3072, 0, 2048

@@ -22,7 +22,7 @@ from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads, AttentionProjections
 from model.layers.denoiser.modulation import ModulatedNorm
-from model.layers.denoiser.rotation import AxialRotation
+from model.layers.denoiser.rotation import AxialRotation, ShiftedHeadNorm
 from model.layers.launch import (
     INT32,
     Argument,
@@ -39,6 +39,11 @@ from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, MatrixCut, Reordered, by_query_heads
 from model.layers.softmax import attend
 from model.layers.weight import Weight, create_argument, list_row_arguments
+
+MOST_BOUNDED_SCORE = 64.0
+"""Largest magnitude of scores for which `attention_prefill` needs no maximum, `MAX_BOUNDED_SCORE` there."""
+_ROUNDING = 1 + 2.0**-7
+"""Factor of a score for the roundings of queries and keys to bfloat16, of 2^-9 each, with room for some more."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,13 @@ class ImageAttention(AttentionHeads, Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of projection, attention and output projection with gate and residual."""
-        attention = launch_attention(*self._describe_projected(step), self.heads, step)
+        projected = self._describe_projected(step)
+        attention = launch_attention(*projected, self.heads, step, is_bounded=self.name in step.bounded)
         return [self.launch_projection(step), attention, *self.list_output_launches(step)]
+
+    def list_bounded_layers(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the layer's name if its norms of heads bound scores by `MOST_BOUNDED_SCORE`, else no name."""
+        return [self.name] if bound_scores([self], arrays) <= MOST_BOUNDED_SCORE else []
 
     def launch_projection(self, step: StepShape) -> Launch:
         """Return the launch that writes queries, keys and values, normalised and rotated."""
@@ -247,6 +257,29 @@ class TextAttention(Stateless):
         return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
 
+def bound_scores(streams: Sequence[ImageAttention], arrays: Mapping[str, np.ndarray]) -> float:
+    """Return the largest magnitude that scores of rows of some streams can have; infinity without norms of heads.
+
+    An RMSNorm makes the length of a head at most sqrt(head_dim), before its elements are multiplied by weights. A
+    rotation keeps the length of a pair of elements, so the larger weight of a pair counts.
+
+    Args:
+        streams: Projections of streams whose rows attend to each other.
+        arrays: Weights of a rank by name.
+    """
+    largest = []
+    for norms in zip(*(stream.head_norms for stream in streams)):
+        magnitudes = [norm.read_magnitudes(arrays) for norm in norms if isinstance(norm, ShiftedHeadNorm)]
+        assert len(magnitudes) == len(streams), "norms of heads whose weights are held minus 1"
+        largest.append(np.max(magnitudes, axis=0))
+    if not largest:
+        return float("inf")
+    if streams[0].order:
+        largest = [pairs.max(axis=0) for pairs in largest]
+    heads = streams[0].heads
+    return float(np.max(largest[0] * largest[1])) * heads.head_dim * heads.score_scale * _ROUNDING
+
+
 def launch_attention(
     q: Value,
     k: Value,
@@ -256,6 +289,7 @@ def launch_attention(
     lengths: str = "",
     label: str = "",
     text: tuple[Value, Value, Value] | None = None,
+    is_bounded: bool = False,
 ) -> Launch:
     """Return the launch of attention of all rows of each image to all keys of this image, which writes "o".
 
@@ -269,6 +303,7 @@ def launch_attention(
         lengths: Name of the array of the number of keys that are seen, int32 [images, 1]; "" for all keys.
         label: Distinguishes launches of the kernel in reports.
         text: Queries, keys and values of the second stream.
+        is_bounded: Whether no score exceeds `MOST_BOUNDED_SCORE`.
     """
     streams = [(q, k, v), *([] if text is None else [text])]
     keys = sum(stream_keys.shape[0] for _, stream_keys, _ in streams) // step.sequences
@@ -285,6 +320,7 @@ def launch_attention(
         "sequences": step.sequences,
         **({"key_lengths": Value(lengths, (step.sequences, 1), INT32)} if lengths else {}),
         **({} if text is None else dict(zip(("text_q", "text_k", "text_v"), text))),
+        "bounded": is_bounded,
     }
     moved = sum(2 * queries.nbytes + keys.nbytes + values.nbytes for queries, keys, values in streams)
     return Launch(

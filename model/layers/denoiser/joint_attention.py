@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.denoiser.attention import ImageAttention, launch_attention
+from model.layers.denoiser.attention import MOST_BOUNDED_SCORE, ImageAttention, bound_scores, launch_attention
 from model.layers.denoiser.conditions import create_bias, create_matrix
 from model.layers.denoiser.feed_forward import ModulatedFeedForward
 from model.layers.launch import Argument, Launch, StepShape, Value, count_product_work
@@ -165,6 +165,12 @@ class JointAttention(Stateless):
         """Return the functions that compute the tables of the image's rotation, by array name."""
         return self.image.constants(step)
 
+    def list_bounded_layers(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the names of this layer and of the second attention whose scores are at most `MOST_BOUNDED_SCORE`."""
+        is_bounded = bound_scores((self.image, self.text), arrays) <= MOST_BOUNDED_SCORE
+        second = [] if self.second is None else self.second.list_bounded_layers(arrays)
+        return [*([self.name] if is_bounded else []), *second]
+
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of both streams' projections, of joint attention, and of both outputs.
 
@@ -181,6 +187,7 @@ class JointAttention(Stateless):
                 replace(text[1], name="text_k"),
                 replace(text[2], name="text_v"),
             ),
+            is_bounded=self.name in step.bounded,
         )
         blocks: list[Launch] = []
         if self.feed_forward is not None:

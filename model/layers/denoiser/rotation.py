@@ -120,3 +120,7 @@ class ShiftedHeadNorm(Norm):
         return Weight(
             self.name, (Tensor(self.tensor, (self.size,), _LessOne(cut), exact=True),), component="norms"
         )
+
+    def read_magnitudes(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the magnitudes of a rank's weights, float32 [2, size / 2]: first and second elements of pairs."""
+        return np.abs(arrays[self.name] + FLOAT32.type(1)).reshape(2, -1)
