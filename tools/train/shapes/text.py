@@ -62,7 +62,7 @@ def train_text_encoder(folder: Path, steps: int = 600, batch: int = 128, seed: i
         scenes = [draw_training_figures(rng, _SPLIT) for _ in range(batch)]
         captions = [Caption(drop_sizes(rng, figures), relation) for figures, relation in scenes]
         logits, targets = _compute_logits(encoder, heads, tokenizer, captions)
-        loss = sum(cross_entropy(one, target) for one, target in zip(logits, targets, strict=True))
+        loss = sum(cross_entropy(scores, target) for scores, target in zip(logits, targets, strict=True))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -80,7 +80,7 @@ def _measure_labels(encoder: T5EncoderModel, heads: nn.ModuleDict, tokenizer: T5
     """Return the share of right labels of held-out captions."""
     logits, targets = _compute_logits(encoder, heads, tokenizer, list_held_out_captions())
     chosen = targets[0] != _NO_FIGURE
-    right = [(one.argmax(1) == target)[chosen] for one, target in zip(logits, targets, strict=True)]
+    right = [(scores.argmax(1) == target)[chosen] for scores, target in zip(logits, targets, strict=True)]
     return float(torch.stack(right).float().mean())
 
 
@@ -100,7 +100,7 @@ def _label_tokens(caption: Caption, tokens: int) -> list[tuple[int, ...]]:
     labels: list[tuple[int, ...]] = []
     for figure, side in zip(caption.figures, (caption.relation, _OPPOSITES[caption.relation])):
         values = (side, figure.colour, figure.shape, figure.size)
-        indices = tuple(names.index(value) for names, value in zip(_ATTRIBUTES.values(), values, strict=True))
+        indices = tuple(names.index(word) for names, word in zip(_ATTRIBUTES.values(), values, strict=True))
         labels += [none] * len(caption.relation.split()) if labels else []
         labels += [indices] * len(figure.text.split())
     return labels + [none] * (tokens - len(labels))
