@@ -24,7 +24,7 @@ from tools.train.shapes.text import load_text_encoder
 _EMPTY_CAPTIONS = 0.1
 """Share of captions that are replaced by the empty one, for guidance."""
 _PICTURES = 65536
-"""Pictures that are drawn and encoded before the training; their captions are written anew for every batch."""
+"""Pictures that are drawn and encoded before a run; their captions are written anew for every batch."""
 _SIDE = 8
 
 
@@ -36,9 +36,9 @@ class _Dataset:
     scenes: list[tuple[tuple[Figure, ...], str]]
 
     @classmethod
-    def draw(cls, autoencoder: AutoencoderKL, seed: int) -> _Dataset:
+    def draw(cls, autoencoder: AutoencoderKL, seeds: list[int]) -> _Dataset:
         """Draw and encode pictures; equal seeds give equal pictures."""
-        pictures, scenes = draw_pictures(np.random.default_rng(seed), _PICTURES)
+        pictures, scenes = draw_pictures(np.random.default_rng(seeds), _PICTURES)
         with torch.no_grad():
             latents = torch.cat(
                 [
@@ -65,7 +65,7 @@ def train_denoiser(folder: Path, state: Path, core_minutes: float, batch: int = 
     training = Training(denoiser, state, core_minutes, rate=3e-3, matrices=True)
     rng = np.random.default_rng([seed, training.step])
     torch.manual_seed(seed + training.step)
-    dataset = _Dataset.draw(autoencoder, seed)
+    dataset = _Dataset.draw(autoencoder, [seed, training.step])
     captions = list_held_out_captions()[::4]
 
     def compute_loss() -> torch.Tensor:
@@ -118,7 +118,7 @@ def generate(
     tokenizer: object,
     captions: list[Caption],
     steps: int = 20,
-    guidance: float = 4.0,
+    guidance: float = 2.5,
     seed: int = 0,
 ) -> np.ndarray:
     """Return a picture for each caption, uint8 [captions, 64, 64, 3], by Euler steps with guidance."""

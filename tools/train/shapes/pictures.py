@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from tools.shapes.captions import Caption, Figure, draw_training_figures, drop_s
 from tools.shapes.drawing import draw_picture, place_shapes
 
 _SPLIT = make_split()
+_OTHER_SIZES = {"small": "large", "large": "small"}
 
 
 def draw_pictures(
@@ -20,8 +23,18 @@ def draw_pictures(
 
 
 def describe_scenes(rng: np.random.Generator, scenes: list[tuple[tuple[Figure, ...], str]]) -> list[str]:
-    """Return a caption of each scene; every size is left out with probability 1/2."""
-    return [Caption(drop_sizes(rng, figures), relation).text for figures, relation in scenes]
+    """Return a caption of each scene, without a size with probability 1/2 where pictures show both sizes of a figure.
+
+    Where they show one, a caption without it would teach that colour and shape decide the size.
+    """
+    captions = []
+    for figures, relation in scenes:
+        described = [
+            figure if replace(figure, size=_OTHER_SIZES[figure.size]) in _SPLIT.figures else shortened
+            for figure, shortened in zip(figures, drop_sizes(rng, figures), strict=True)
+        ]
+        captions.append(Caption(tuple(described), relation).text)
+    return captions
 
 
 def to_tensor(pictures: np.ndarray) -> torch.Tensor:
