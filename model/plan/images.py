@@ -18,6 +18,7 @@ from model.runners.denoise import ImageRequest, ImageRunner, Sampling, check_cou
 from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import ImagePipeline
+from model.runners.rank_memory import RankMemory
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ImagePlan:
     weight_bytes   bytes of their weights in the dtype of activations, or in the format of quantised ones
     components     times of the components
     work           least work of one pass of the denoiser over its batch on one rank
+    memory         HBM of a rank, and the weights on it
     price          price of the instance; None if unknown
     """
 
@@ -48,7 +50,13 @@ class ImagePlan:
     weight_bytes: int
     components: tuple[ComponentTime, ...]
     work: LeastWork
+    memory: RankMemory
     price: Price | None
+
+    @property
+    def activation_bytes(self) -> int:
+        """Largest bytes of a pass of a component on a rank, beside weights."""
+        return max(component.activation_bytes for component in self.components)
 
     @property
     def total_ns(self) -> float:
@@ -84,6 +92,10 @@ class ImagePlan:
         yield (
             f"  denoiser, a pass: {self.work.operations / 1e12:,.3g} TFLOP on a rank, {attention:.0%} in attention"
         )
+        yield (
+            f"  HBM of a rank: {self.memory.weight_bytes / 1e9:,.2f} GB of weights, "
+            f"{self.activation_bytes / 1e9:,.2f} of activations, of {self.memory.hbm_bytes / 1e9:,.2f}"
+        )
         yield f"  together: {self.total_ns / 1e6:,.2f} ms; host and runtime are not counted"
         yield f"images a second on all cores of the instance ({self.copies} at once): {self.images_per_second:,.2f}"
         if self.dollars_per_thousand is not None:
@@ -99,6 +111,9 @@ class ImagePlan:
             "copies": self.copies,
             "parameters": self.parameters,
             "weight_bytes": self.weight_bytes,
+            "rank_weight_bytes": self.memory.weight_bytes,
+            "rank_activation_bytes": self.activation_bytes,
+            "rank_hbm_bytes": self.memory.hbm_bytes,
             "image_size": list(self.image_size),
             "tokens": self.tokens,
             "images": self.images,
@@ -122,7 +137,7 @@ class ImagePredictor:
         groups: Data-parallel groups of ranks, which share each batch.
 
     Raises:
-        ModelError: The ranks cannot share a component.
+        ModelError: The ranks cannot share a component, or their HBM does not hold the weights.
     """
 
     def __init__(
@@ -130,14 +145,17 @@ class ImagePredictor:
     ) -> None:
         for component in pipeline.components:
             check_ranks(component.config, ranks)
+        self.memory = RankMemory.measure(pipeline.components, target, ranks, lnc)
+        self.memory.check_weights()
         device = DryDevice(target, ranks * groups, one_for_all=True, lnc=lnc)
-        self._pipeline, self._backend = pipeline, DryBackend(device, target, groups)
+        self._pipeline, self._backend = pipeline, DryBackend(device, target, groups, self.memory)
 
     def predict(self, sampling: Sampling, images: int) -> tuple[ComponentTime, ...]:
         """Return the times of the components for a batch.
 
         Raises:
-            ModelError: The batch has more than `MOST_IMAGES` images, or the schedule does not have so many steps.
+            ModelError: The batch has more than `MOST_IMAGES` images, its passes do not fit into HBM beside the weights,
+                or the schedule does not have so many steps.
         """
         requests = [ImageRequest("", seed) for seed in range(images)]
         passes = ImageRunner(self._pipeline, self._backend).draw(requests, sampling).passes
@@ -200,12 +218,13 @@ def plan_images(
         price: Price of the instance; None if unknown.
 
     Raises:
-        ModelError: The ranks cannot share a component, the instance has fewer of them, or the batch has more than
-            `MOST_IMAGES` images.
+        ModelError: The ranks cannot share a component, the instance has fewer of them, their HBM does not hold weights
+            and activations, or the batch has more than `MOST_IMAGES` images.
     """
     check_count(images)
     copies = count_copies(cores, ranks, lnc)
-    components = ImagePredictor(pipeline, target, ranks, lnc).predict(sampling, images)
+    predictor = ImagePredictor(pipeline, target, ranks, lnc)
+    components = predictor.predict(sampling, images)
     batch = next(component.batch for component in components if component.name == "denoiser")
     return ImagePlan(
         target,
@@ -219,6 +238,7 @@ def plan_images(
         sum(component.count_weight_bytes(target) for component in pipeline.components),
         components,
         _count_work(pipeline.denoiser, batch, ranks, target),
+        predictor.memory,
         price,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from model.runners.component import (
     count_activation_bytes,
 )
 from model.runners.pipelines.pipeline import Backend
+
+if TYPE_CHECKING:  # the numpy backend must not load the simulator
+    from model.runners.rank_memory import RankMemory
 
 
 class ReferenceBackend:
@@ -39,22 +43,26 @@ class KernelBackend:
     Args:
         device: The device.
         groups: Data-parallel groups of its ranks, which share each batch. With two, guidance has a pass on each.
+        memory: HBM of a rank, into which every pass has to fit; None for no limit.
     """
 
-    def __init__(self, device: Device, groups: int = 1) -> None:
-        self._device, self._groups = device, groups
+    def __init__(self, device: Device, groups: int = 1, memory: RankMemory | None = None) -> None:
+        self._device, self._groups, self._memory = device, groups, memory
         self._created: dict[tuple[str, int, ComponentConfig], KernelComponent] = {}
 
     def create(self, model: LoadedComponent, batch: int, name: str) -> Component:
         """Return the component with kernels for batches of one size.
 
         Raises:
-            ModelError: A kernel refuses the batch, or weights or activations exceed the memory of this machine.
+            ModelError: A kernel refuses the batch, or weights or activations exceed the memory of this machine or the
+                HBM of a rank.
         """
         key = name, batch, model.config
         if key not in self._created:
             ranks = self._device.ranks
             rank_bytes = count_activation_bytes(model, -(-batch // self._groups), ranks // self._groups)
+            if self._memory is not None:
+                self._memory.check_pass(name, batch, rank_bytes)
             check_memory(ranks * rank_bytes, f"the {name.replace('_', ' ')} of a batch of {batch}")
             self._created[key] = KernelComponent(model, self._device, batch, groups=self._groups)
         return self._created[key]

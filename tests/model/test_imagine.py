@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from PIL import Image
 
 from model.commands.imagine.png import arrange_grid
 from model.errors import ModelError
+from model.runners import rank_memory
+from model.runners.component import count_activation_bytes
 from model.runners.denoise import ImageRunner
+from model.runners.pipelines import open_pipeline
 from nkw.commands import main
 from tests.model.pipeline_oracles import LATENT_SHAPE, draw_noise
 from tests.model.test_denoise import folders  # noqa: F401
@@ -197,6 +201,27 @@ def test_refuses_files(model: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert "it writes a new folder" in refuse(capsys, *model, "--save-steps", str(tmp_path))
     weights = Path(model[1]) / "vae" / "diffusion_pytorch_model.safetensors"
     assert "this command reads that file" in refuse(capsys, *model, "--out", str(weights))
+
+
+@pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False), (1, False)])
+def test_images_are_drawn_if_hbm_holds_them(
+    spare: int,
+    is_refused: bool,
+    model: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [PROMPT, *model[:2], "--steps", "1", "--guidance", "1", "--no-check"]
+    pipeline = open_pipeline(Path(model[1]))
+    weight_bytes = rank_memory.RankMemory.measure(pipeline.components, "trn2").weight_bytes
+    pass_bytes = count_activation_bytes(pipeline.autoencoder)
+    sizes = {"trn2": weight_bytes + pass_bytes + spare, "trn1": weight_bytes, "inf2": 2**30}
+    monkeypatch.setattr(rank_memory, "chip", lambda target: SimpleNamespace(hbm_bytes_per_core=sizes[target]))
+    if is_refused:
+        assert "a pass of the autoencoder over a batch of 1 takes" in refuse(capsys, *words)
+        return
+    assert main(["imagine", *words]) == 0
+    assert "trn1, HBM too small" in (report := capsys.readouterr().out) and "inf2, HBM" not in report
 
 
 def test_a_folder_of_texts_names_the_commands_for_it(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from model.device import DryDevice
+from model.device import DryDevice, chip
 from model.errors import ModelError
+from model.mesh import Mesh
 from model.plan.images import plan_images
 from model.plan.prices import Price
+from model.runners import rank_memory
 from model.runners.denoise import Sampling
 from model.runners.pipelines import open_pipeline
 from nkw.commands import main
@@ -65,6 +69,79 @@ def test_the_command_plans_a_folder_without_weights(
     contents = json.loads(document.read_text())
     assert contents["copies"] == 1 and contents["ranks"] == 2
     assert contents["total_ns"] == pytest.approx(sum(entry["total_ns"] for entry in contents["components"]))
+
+
+@pytest.fixture
+def limit_hbm(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that sets the bytes of HBM of each core."""
+    chips = {target: chip(target) for target in ("trn1", "inf2", "trn2")}
+    changed: dict[str, int] = {}
+    monkeypatch.setattr(
+        rank_memory,
+        "chip",
+        lambda target: SimpleNamespace(
+            hbm_bytes_per_core=changed.get("bytes", chips[target].hbm_bytes_per_core)
+        ),
+    )
+    return lambda nbytes: changed.update(bytes=nbytes)
+
+
+def test_weights_of_a_rank_are_those_that_it_loads(folders: dict[str, Path]) -> None:  # noqa: F811
+    pipeline = open_pipeline(folders["flow"], "bfloat16")
+    for ranks in (1, 2):
+        loaded = [component.load_shards(Mesh(ranks))[0] for component in pipeline.components]
+        nbytes = sum(array.nbytes for weights in loaded for array in weights.arrays.values())
+        assert rank_memory.RankMemory.measure(pipeline.components, "trn2", ranks).weight_bytes == nbytes
+
+
+@pytest.mark.parametrize(
+    ("spare", "refusal"), [(-1, "a pass of the autoencoder over a batch of 2"), (0, None), (1, None)]
+)
+def test_weights_and_activations_fit_into_hbm(
+    spare: int, refusal: str | None, configs: Path, limit_hbm: Callable[[int], None]
+) -> None:
+    pipeline = open_pipeline(configs, "bfloat16", is_planned=True)
+    plan = plan_images(pipeline, "trn2", 8, Sampling(1), images=2)
+    largest = max(plan.components, key=lambda component: component.activation_bytes)
+    assert largest.name == "autoencoder" and plan.memory.hbm_bytes == chip("trn2").hbm_bytes_per_core
+    limit_hbm(plan.memory.weight_bytes + largest.activation_bytes + spare)
+    if refusal is None:
+        assert plan_images(pipeline, "trn2", 8, Sampling(1), images=2).total_ns == plan.total_ns
+        return
+    with pytest.raises(ModelError, match=refusal) as caught:
+        plan_images(pipeline, "trn2", 8, Sampling(1), images=2)
+    assert "give fewer or smaller images, more ranks (--tp), or weights of fewer bits" in str(caught.value)
+    assert plan_images(pipeline, "trn2", 8, Sampling(1), images=1).images == 1
+    assert plan_images(pipeline, "trn2", 8, Sampling(1), images=2, lnc=2).memory.fits(
+        largest.activation_bytes
+    )
+
+
+@pytest.mark.parametrize(("spare", "is_refused"), [(-1, True), (0, False), (1, False)])
+def test_weights_alone_are_refused_before_any_dry_run(
+    spare: int,
+    is_refused: bool,
+    configs: Path,
+    limit_hbm: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipeline = open_pipeline(configs, "bfloat16", is_planned=True)
+    alone, shared = (rank_memory.RankMemory.measure(pipeline.components, "inf2", ranks) for ranks in (1, 2))
+    assert shared.weight_bytes < alone.weight_bytes
+    words = ["plan", str(configs), "--instance", "inf2.xlarge", "--steps", "1"]
+    limit_hbm(alone.weight_bytes + spare)
+    monkeypatch.setattr(DryDevice, "run", lambda device, *arguments: 1 / 0)
+    if not is_refused:
+        with pytest.raises(ModelError, match="a pass of the denoiser"):
+            plan_images(pipeline, "inf2", 2, Sampling(1))
+        return
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert f"the weights take {alone.weight_bytes:,} bytes of HBM; a rank of inf2 (LNC 1) has" in message
+    assert "give more ranks (--tp), or weights of fewer bits" in message
+    with pytest.raises(ZeroDivisionError):
+        main([*words, "--tp", "2"])
 
 
 @pytest.mark.parametrize(

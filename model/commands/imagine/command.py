@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from model.runners.pipelines.pipeline import Backend, ImagePipeline
 from model.runners.png import check_pillow, describe_settings, list_settings
 from nkw.files import STDOUT, OutputFile, Outputs, json_document, opened
 from nkw.terminal import show, show_lines, working
+
+if TYPE_CHECKING:  # the numpy backend must not load the simulator
+    from model.runners.rank_memory import RankMemory
 
 _CODE = "NKW-IMAGE-FILE"
 
@@ -63,7 +66,7 @@ def imagine_command(options: argparse.Namespace) -> int:
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     noise = None if options.latents is None else read_noise(options.latents)
-    backend = _create_backend(options)
+    backend = _create_backend(options, pipeline)
     recorder = None if options.explain is None else PassRecorder(backend, pipeline, sampling, options.explain)
     with json_document(options.json, outputs, "imagine") as contents:
         drawing, difference = _draw(options, pipeline, requests, sampling, noise, recorder or backend)
@@ -141,13 +144,19 @@ def read_noise(path: Path) -> np.ndarray:
     return noise
 
 
-def _create_backend(options: argparse.Namespace) -> Backend:
-    """Return the backend of --backend on the ranks of --tp and --dp."""
+def _create_backend(options: argparse.Namespace, pipeline: ImagePipeline) -> Backend:
+    """Return the backend of --backend on the ranks of --tp and --dp.
+
+    Raises:
+        ModelError: The HBM of a simulated rank does not hold the weights.
+    """
     if options.backend == "numpy":
         return ReferenceBackend(options.tp)
     from model.device import SimulatedDevice
 
-    return KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp)
+    memory = _measure_memory(options, pipeline, options.target)
+    memory.check_weights()
+    return KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp, memory)
 
 
 def _draw(
@@ -241,14 +250,17 @@ def _predict(
     sampling: Sampling,
 ) -> list[TargetTimes]:
     """Return predicted times of these images on each compared chip."""
-    from model.device import DryDevice, limit_lnc
+    from model.device import DryDevice
 
     times = []
     for target in iterate_targets(options.target):
-        lnc, ranks = limit_lnc(target, options.lnc), options.tp * options.dp
-        backend = DryBackend(DryDevice(target, ranks, one_for_all=True, lnc=lnc), target, options.dp)
+        memory, ranks = _measure_memory(options, pipeline, target), options.tp * options.dp
+        device = DryDevice(target, ranks, one_for_all=True, lnc=memory.lnc)
+        backend = DryBackend(device, target, options.dp)
         passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
-        times.append(TargetTimes(target, len(requests), tuple(backend.list_times(passes))))
+        components = tuple(backend.list_times(passes))
+        fits = memory.fits(max(component.activation_bytes for component in components))
+        times.append(TargetTimes(target, len(requests), components, fits))
     return times
 
 
@@ -274,6 +286,14 @@ def _report_timelines(
             show_lines(f"{label}: {path}")
     if options.profile:
         show(["", *describe_components(options.target, components)])
+
+
+def _measure_memory(options: argparse.Namespace, pipeline: ImagePipeline, target: str) -> RankMemory:
+    """Return the HBM of a rank of a chip, with its part of the weights."""
+    from model.device import limit_lnc
+    from model.runners.rank_memory import RankMemory
+
+    return RankMemory.measure(pipeline.components, target, options.tp, limit_lnc(target, options.lnc))
 
 
 def _build_document(

@@ -40,11 +40,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class TargetTimes:
-    """Predicted times of the components for one batch of images on one chip."""
+    """Predicted times of the components for one batch of images on one chip.
+
+    `fits` says whether HBM holds the weights and the activations of every pass.
+    """
 
     target: str
     images: int
     components: tuple[ComponentTime, ...]
+    fits: bool
 
     @property
     def total_ns(self) -> float:
@@ -55,6 +59,7 @@ class TargetTimes:
         """Return the times as a JSON object; times are in ns."""
         return {
             "target": self.target,
+            "fits": self.fits,
             "total_ns": self.total_ns,
             "images_per_second": self.images / self.total_ns * 1e9,
             "components": [component.build_document() for component in self.components],
@@ -97,7 +102,7 @@ def tabulate(times: Sequence[TargetTimes]) -> Part:
         )
         for target in times
     ]
-    chips = (target.target for target in times)
+    chips = (target.target if target.fits else f"{target.target}, HBM too small" for target in times)
     return table("|".join(("", *chips)), zip((*names, "together", "images/s"), *columns))
 
 

@@ -50,19 +50,26 @@ async def serve_images(
         on_created: Called with the server before it starts.
 
     Raises:
-        ModelError: The server cannot listen at its address.
+        ModelError: The server cannot listen at its address, or the HBM of a rank does not hold the weights.
     """
     from model.serve.http.app import make_app
     from model.serve.images.metrics import ImageMetrics
     from model.serve.images.queue import DrawingQueue
     from model.serve.images.routes import IMAGE_ROUTERS, ImageService
 
+    memory = None
+    if options.backend != "numpy":
+        from model.runners.rank_memory import RankMemory
+
+        memory = RankMemory.measure(pipeline.components, options.target, options.tp)
+        memory.check_weights()
+
     def create_backend() -> Backend:
         if options.backend == "numpy":
             return ReferenceBackend(options.tp)
         from model.device import SimulatedDevice
 
-        return KernelBackend(SimulatedDevice(options.target, options.tp))
+        return KernelBackend(SimulatedDevice(options.target, options.tp), memory=memory)
 
     name = options.served_model_name or find_model_name(Path(options.model).resolve())
     metrics = ImageMetrics(name)
