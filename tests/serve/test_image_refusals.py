@@ -241,6 +241,13 @@ def test_options_of_texts_are_refused(words: list[str], named: str, folders: dic
     check_image_options(options_of(*model))
 
 
+def test_schemes_that_denoisers_do_not_compute_are_refused(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--model", str(folders["flow"]), "--quantization", "w8a8", "--port", "0"]) == 2
+    assert "products of rows of int8 take no gates of residuals" in capsys.readouterr().err
+
+
 def test_a_folder_of_texts_is_not_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--backend", "numpy", "--port", "0"]) == 2
     assert "--backend numpy: it draws images" in capsys.readouterr().err

@@ -90,7 +90,8 @@ def test_images_are_those_of_the_runner(drawing: ServedImages, folders: dict[str
     [
         "--backend numpy",
         "--backend numpy --dtype bfloat16 --tp 2",
-        pytest.param("--tp 2", marks=pytest.mark.slow),
+        "--backend numpy --quantization fp8",
+        pytest.param("--tp 2 --quantization fp8", marks=pytest.mark.slow),
     ],
 )
 def test_files_are_those_of_the_command(
@@ -108,6 +109,16 @@ def test_files_are_those_of_the_command(
         path = tmp_path / f"{seed}.png"
         assert main(["imagine", PROMPT, *model, *sampling, "--seed", str(seed), "--out", str(path)]) == 0
         assert path.read_bytes() == file
+
+
+def test_a_quantised_denoiser_draws_other_images(drawing: ServedImages, folders: dict[str, Path]) -> None:
+    words = ("--model", str(folders["flow"]), "--backend", "numpy", "--quantization", "fp8")
+    (plain,) = request_files(drawing, seed=7)
+    with serving_images(*words) as served:
+        (quantised,) = request_files(served, seed=7)
+    images = [open_image(file) for file in (plain, quantised)]
+    assert ["quantization: fp8" in image.info["settings"] for image in images] == [False, True]
+    assert (np.asarray(images[0]) != np.asarray(images[1])).any()
 
 
 def test_sizes_follow_each_other(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

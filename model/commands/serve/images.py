@@ -14,7 +14,7 @@ from model.serve.images.serving import open_served_pipeline, serve_images
 
 _UNREAD = (
     "replicas cluster lnc hardware ep max_model_len max_num_seqs max_num_batched_tokens block_size num_pages "
-    "num_state_slots mamba_block_size kv_cache_dtype quantization row_scales speculative_config buckets calibration "
+    "num_state_slots mamba_block_size kv_cache_dtype row_scales speculative_config buckets calibration "
     "tool_call_parser workers grammar_cpu_seconds grammar_memory mask_timeout"
 ).split()
 """Options that a server of images does not read."""

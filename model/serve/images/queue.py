@@ -36,6 +36,7 @@ class DrawingQueue:
         metrics: Metrics of the server.
         model: Name of the model, for the settings in the images.
         dtype: Dtype of activations as the user named it, for the settings in the images.
+        quantization: Scheme in which the denoiser was quantised, for the settings in the images; None if it was not.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class DrawingQueue:
         metrics: ImageMetrics,
         model: str,
         dtype: str,
+        quantization: str | None = None,
     ) -> None:
         self._pipeline, self._create_backend, self._most_waiting = pipeline, create_backend, most_waiting
-        self._metrics, self._model, self._dtype = metrics, model, dtype
+        self._metrics, self._model, self._dtype, self._quantization = metrics, model, dtype, quantization
         self._thread = ThreadPoolExecutor(1, "images")
         self._rate = ReleaseRate(time.monotonic)
         self._accepted = 0
@@ -124,9 +126,11 @@ class DrawingQueue:
         drawing = self._find_runner(job.image_size).draw([request], sampling, on_step=check_client)
         self._metrics.images.inc()
         settings = list_settings(
-            self._pipeline, sampling, request.negative_prompt, self._model, self._dtype
-        ) | {"seed": request.seed}
-        return encode_png(drawing.images[0], describe_settings([request.prompt], settings))
+            self._pipeline, sampling, request.negative_prompt, self._model, self._dtype, self._quantization
+        )
+        return encode_png(
+            drawing.images[0], describe_settings([request.prompt], settings | {"seed": request.seed})
+        )
 
     def _find_runner(self, image_size: tuple[int, int]) -> ImageRunner:
         """Return the runner for images of a size; that of the last size is kept."""

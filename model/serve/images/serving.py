@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -24,10 +25,12 @@ def open_served_pipeline(options: argparse.Namespace) -> ImagePipeline:
     """Return the opened model of the options.
 
     Raises:
-        ModelError: Pillow is missing, the folder is refused, or the ranks cannot divide the model.
+        ModelError: Pillow is missing, the folder is refused, the denoiser cannot be quantised so, or the ranks cannot
+            divide the model.
     """
     check_pillow()
     pipeline = open_pipeline(options.model, options.dtype)
+    pipeline = replace(pipeline, denoiser=pipeline.denoiser.quantise(options.quantization, options.target))
     for component in pipeline.components:
         check_ranks(component.config, options.tp)
     return pipeline
@@ -73,7 +76,9 @@ async def serve_images(
 
     name = options.served_model_name or find_model_name(Path(options.model).resolve())
     metrics = ImageMetrics(name)
-    queue = DrawingQueue(pipeline, create_backend, options.max_queue, metrics, name, options.dtype)
+    queue = DrawingQueue(
+        pipeline, create_backend, options.max_queue, metrics, name, options.dtype, options.quantization
+    )
     service = ImageService(name, pipeline, queue, Random(options.seed))
     app = make_app(service, metrics, IMAGE_ROUTERS)
     server = make_server(app, options, keys, on_listening, service.drain)
