@@ -132,6 +132,7 @@ def _build_block(config: ClipTextConfig, number: int) -> tuple[Layer, Layer]:
         mixer,
         _build_norm(f"{name}.attention.norm", f"{tensor}.layer_norm1", hidden, eps),
         AttentionProjections(tuple(inputs), output),
+        is_cached=False,
     )
     feed_forward = FeedForward(
         f"{name}.mlp",

@@ -49,10 +49,12 @@ class Attention(AttentionHeads):
     """Attention layer: x + attention(norm(x)), or x + after(attention(x)).
 
     `sinks` names the checkpoint tensor of attention sinks, one score for each head, if the model has them. A layer with
-    an `owner` reads the cache of that layer and writes nothing to it.
+    an `owner` reads the cache of that layer and writes nothing to it. An encoder's layer with a causal mask is not
+    `is_cached`: no later step reads its keys and values.
     """
 
     sinks: str | None = None
+    is_cached: bool = True
     mixes: ClassVar[bool] = True
 
     @property
@@ -71,7 +73,7 @@ class Attention(AttentionHeads):
     @property
     def _has_cache(self) -> bool:
         """Whether keys and values are kept between steps; a layer without a causal mask belongs to an encoder."""
-        return self.heads.causal
+        return self.heads.causal and self.is_cached
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache of keys and values of a rank's heads; () for a layer that reads the cache of an `owner`."""
@@ -94,7 +96,7 @@ class Attention(AttentionHeads):
 
     def full_pages(self, step: StepShape) -> FullPages | None:
         """Return the full pages of four bits, with the cache of newer ones; None if all positions are stored alike."""
-        if not self.heads.causal:
+        if not self._has_cache:
             return None
         return create_full_pages(self.name, self.heads.layout(step.ranks), self.heads.head_dim, step)
 
@@ -121,7 +123,7 @@ class Attention(AttentionHeads):
     @property
     def cached_projections(self) -> Mapping[str, Projection]:
         """Projections to keys and to values, by the names of the cache arrays; empty for layers that cache nothing."""
-        if self.owner is not None or not self.heads.causal:
+        if self.owner is not None or not self._has_cache:
             return {}
         return dict(zip((f"{self.name}.keys", f"{self.name}.values"), self.projections.inputs[1:3]))
 
@@ -406,9 +408,9 @@ class Attention(AttentionHeads):
         """Append keys and values `new` to `states` and return all keys and values, [heads, positions, head_dim] each.
 
         They are as the cache format stores them. `new` is empty for a layer with an `owner`, which reads the owner's
-        states. Without a causal mask, in an encoder, `new` is returned and `states` stays unchanged.
+        states. Without a cache, in an encoder, `new` is returned and `states` stays unchanged.
         """
-        if not self.heads.causal:
+        if not self._has_cache:
             return new
         names = [f"{self.owner or self.name}.{name}" for name in ("keys", "values")]
         for name, heads in zip(names, new):

@@ -98,6 +98,17 @@ def test_the_kernels_give_the_states_of_transformers(
     assert_equal(name, model, outputs, dtype)
 
 
+@pytest.mark.parametrize("name", ENCODERS)
+def test_keys_and_values_are_not_stored(tmp_path: Path, name: str) -> None:
+    """No later step reads them."""
+    model = open_encoder(tmp_path, name, "bfloat16")
+    step = make_step(model.config, model.activations, WeightDtypes(model.activations), TEXTS)
+    launches = [launch for layer in model.network.layers for launch in layer.launches(step)]
+    attentions = [launch for launch in launches if launch.kernel == "attention_prefill"]
+    assert len(attentions) == model.config.layers and {launch.results for launch in attentions} == {("o",)}
+    assert not any(layer.caches(step) for layer in model.network.layers)
+
+
 def test_a_text_is_independent_of_neighbours_and_of_earlier_batches(tmp_path: Path) -> None:
     model = open_encoder(tmp_path, "clip", "float32")
     encoder = KernelComponent(model, SimulatedDevice("trn2", 1), 2)
