@@ -83,7 +83,9 @@ Cost
     1.20 and 1.01 times (H = 8192, Q = 128): latencies count more than bytes. T = 2048 takes up to 4 % longer.
     With quantises_rows, T = 2048, 4096 and 8192 are 1.71, 1.85 and 1.92 times as fast as in bfloat16 (H = 8192,
     Q = 1024), 1.26, 1.33 and 1.37 times (H = 4096, Q = 512): there the Scalar and the Vector engine quantise a row tile
-    in 7.3 us, and its product takes 5.2. T = 1, 16 and 64 take 16, 18 and 27 us (H = 4096), in bfloat16 26 to 27.
+    in 7.3 us, and its product takes 5.2. With LayerNorm and bias T = 1024 is 1.20 times (H = Q = KV = 1152) and
+    T = 4096 1.58 times as fast (1536); with rows quantised for each group of columns these were 0.78 and 0.83. T = 1,
+    16 and 64 take 16, 18 and 27 us (H = 4096), in bfloat16 26 to 27.
     With a scale for each 128 rows and columns T = 1, 16 and 64 are 1.47, 1.46 and 1.18 times as fast as with bfloat16
     (H = 4096, Q = 512); T = 128 takes 35 % longer, T = 512 1 %.
     With LayerNorm and bias T = 4096 reaches 88 % (H = Q = KV = 1152), 92 % (1536), 84 % (H = 3072, Q = KV = 384); with

@@ -55,8 +55,8 @@ class Heads(nl.NKIObject):
     bias: [row, column] float32 in SBUF, or None. scales: [1, column] float32 @ HBM, those of the weight's columns;
     None for a plain weight. column_scales: [row, column] float32 in SBUF, the scales of the columns that
     `load_scales` loaded last, on every row; None before, and for a plain weight. loaded_angles: what `load_angles`
-    returned for the next tile, if its angles are loaded before the product, else None. rotation_engine: Vector or
-    GpSimd. queue: queue of `dma` on which results are stored.
+    returned for the next tile, if its angles are loaded before the product, else None. rotation_engine, bias_engine:
+    Vector or GpSimd; the latter adds biases to scaled sums. queue: queue of `dma` on which results are stored.
     """
 
     outputs: list
@@ -74,6 +74,7 @@ class Heads(nl.NKIObject):
     column_scales: nl.NkiTensor | None = None
     loaded_angles: tuple | None = None
     rotation_engine: nisa.engine = nisa.engine.vector
+    bias_engine: nisa.engine = nisa.engine.vector
     queue: tuple = COMPILER
 
     def load_angles_ahead(self, rows):
@@ -119,10 +120,12 @@ class Heads(nl.NKIObject):
             middle = max(start, min(end, turned))
             if middle > start:
                 columns = sums[panel][:, 0 : middle - start]
-                copy_scaled(wide, start, middle, columns, scale, column_scales, bias, panel)
+                copy_scaled(wide, start, middle, columns, scale, column_scales, bias, panel, self.bias_engine)
             if end > middle:
                 columns = sums[panel][:, middle - start : end - start]
-                copy_scaled(finished, middle, end, columns, scale, column_scales, bias, panel)
+                copy_scaled(
+                    finished, middle, end, columns, scale, column_scales, bias, panel, self.bias_engine
+                )
         for norm in self.norms:
             start, end = max(norm.first_column, left) - left, min(norm.end_column, right) - left
             if start < end:
@@ -167,7 +170,7 @@ class Heads(nl.NKIObject):
             left = right
 
 
-def copy_scaled(target, start, end, source, scale, column_scales, bias, panel):
+def copy_scaled(target, start, end, source, scale, column_scales, bias, panel, bias_engine):
     """Write source * scale * column_scales + bias to columns start … end - 1 of `target` in SBUF.
 
     With a bias or column scales the Vector engine does so; without them the Scalar engine does for even `panel` and
@@ -180,6 +183,7 @@ def copy_scaled(target, start, end, source, scale, column_scales, bias, panel):
         column_scales: float32 in SBUF with the rows and columns of `target`, or None.
         bias: as column_scales, or None.
         panel: index of the source among the panels of a tile.
+        bias_engine: Vector or GpSimd, which adds a bias to sums times column_scales.
     """
     columns = target[:, start:end]
     if column_scales is not None:
@@ -188,7 +192,9 @@ def copy_scaled(target, start, end, source, scale, column_scales, bias, panel):
             scaled = nl.ndarray(source.shape, dtype=nl.float32, buffer=nl.sbuf)
         copy_bank(scaled, source, panel, 1, scale, column_scales[:, start:end])
         if bias is not None:
-            nisa.tensor_tensor(dst=columns, data1=scaled, data2=bias[:, start:end], op=nl.add)
+            nisa.tensor_tensor(
+                dst=columns, data1=scaled, data2=bias[:, start:end], op=nl.add, engine=bias_engine
+            )
     elif bias is None:
         copy_bank(columns, source, panel + 1, 2, scale)
     elif scale is None:

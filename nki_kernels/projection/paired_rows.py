@@ -146,9 +146,9 @@ class PairedRows(nl.NKIObject):
 
     def compute_row_factor(self):
         """Return what multiplies the rows of products, float32 [row, 1]: the scales, times 1 / rms with an RMSNorm."""
-        if self.roots is None:
-            return self.scale
-        nisa.tensor_tensor(dst=self.scale, data1=self.scale, data2=self.roots, op=nl.multiply)
+        if self.roots is not None:
+            nisa.tensor_tensor(dst=self.scale, data1=self.scale, data2=self.roots, op=nl.multiply)
+            self.roots = None
         return self.scale
 
 

@@ -11,8 +11,9 @@ Row tiles of up to 128 rows stream through, and columns of the weight stay in SB
     delivery   s - 6                Vector: scales; GpSimd: rotation, see `Heads.deliver`
 
 Long rows are normalised in place, one step earlier, because SBUF holds three of their tiles and not four. Where it
-holds one tile, a step has all stages of one row tile. Several groups of columns quantise the rows again: the elements
-of fp8 are the same.
+holds one tile, a step has all stages of one row tile. Several groups of columns take the transposes that the first one
+keeps, if SBUF holds those of all rows; else each quantises the rows again: the elements of fp8 are the same. Rows that
+are not rotated get their bias from GpSimd.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ GATHERED_ROW_TILES = 3
 COLUMN_BYTES = 18
 """Bytes per partition that a column of the result takes on its way to HBM: scales, sums, angles and results."""
 
+KEPT_BYTES = 64
+"""Bytes per partition that the columns of numbers of a kept row tile take, each in an aligned place."""
+
 
 @dataclass
 class Overlap(nl.NKIObject):
@@ -83,7 +87,12 @@ class Overlap(nl.NKIObject):
         used_bytes = hidden * (itemsize * (self.row_tiles + kept_rows) + self.fp8_tiles)
         used_bytes += MAGNITUDE_BYTES + itemsize * SCRATCH_ELEMENTS
         free_bytes = nl.tile_size.sbuf_fmax_bytes - used_bytes
-        return max(0, free_bytes // (2 * blocks(hidden, PAIR_BLOCK) + COLUMN_BYTES))
+        return max(0, free_bytes // count_column_bytes(hidden))
+
+
+def count_column_bytes(hidden):
+    """Return the bytes per partition of a column of the weight with `hidden` elements, and of the column of results."""
+    return 2 * blocks(hidden, PAIR_BLOCK) + COLUMN_BYTES
 
 
 def choose_overlap(rows, hidden, dtype, kept_rows, columns):
@@ -107,7 +116,8 @@ class QuantisedProduct(nl.NKIObject):
     source: RowSource of x. norm: RowNorm, or None for rows that need none. w: WeightMatrix with the columns of the
     group. first_column, panels: the group's first column and the ranges of its columns that share a PSUM bank, counted
     from there. heads: Heads. tiles: ranges (first, end) of rows. magnitudes: SBUF tile [row, column] that magnitudes
-    overwrite. overlap: Overlap.
+    overwrite. overlap: Overlap. kept: PairedRows of all row tiles with their transposes, which the first group appends
+    for the later ones, or None if each group quantises the rows. is_first: whether this is the first group.
 
     prepared: PairedRows of the row tiles so far, None for those that are delivered. pieces: loaded pieces of the
     weight, as `load_weight_pairs` returns them. sums: for each row tile that is multiplied its PSUM tiles, None once
@@ -123,6 +133,8 @@ class QuantisedProduct(nl.NKIObject):
     tiles: list
     magnitudes: nl.NkiTensor
     overlap: Overlap
+    kept: list | None
+    is_first: bool
     prepared: list
     pieces: list
     sums: list
@@ -142,13 +154,14 @@ class QuantisedProduct(nl.NKIObject):
         if index == 0:
             self.load_weight(nl.tile_size.sbuf_fmax_bytes)
         self.load_angles(index)
-        rows = self.prepared[index]
-        rows.measure()
-        rows.normalise(self.magnitudes, True)
-        rows.find_largest()
-        rows.choose_scale()
-        rows.divide()
-        rows.transpose()
+        if self.is_quantised(index):
+            rows = self.prepared[index]
+            rows.measure()
+            rows.normalise(self.magnitudes, True)
+            rows.find_largest()
+            rows.choose_scale()
+            rows.divide()
+            rows.transpose()
         self.multiply(index)
         self.deliver(index)
 
@@ -162,7 +175,7 @@ class QuantisedProduct(nl.NKIObject):
         overlap = self.overlap
         normalised, divided = step - overlap.norm, step - overlap.division
         multiplied, delivered = step - overlap.product, step - overlap.delivery
-        if self.has_tile(divided):
+        if self.is_quantised(divided):
             self.prepared[divided].choose_scale()
         if self.has_tile(step):
             self.load_rows(step)
@@ -170,16 +183,17 @@ class QuantisedProduct(nl.NKIObject):
             self.load_weight(EARLY_BYTES)
         if self.has_tile(normalised):
             self.load_angles(normalised)
+        if self.is_quantised(normalised):
             self.prepared[normalised].measure()
-        if self.has_tile(divided):
+        if self.is_quantised(divided):
             self.prepared[divided].divide()
-        if self.has_tile(normalised):
+        if self.is_quantised(normalised):
             self.prepared[normalised].normalise(self.magnitudes, overlap.in_place)
         if self.has_tile(delivered):
             self.deliver(delivered)
-        if self.has_tile(normalised):
+        if self.is_quantised(normalised):
             self.prepared[normalised].find_largest()
-        if self.has_tile(divided):
+        if self.is_quantised(divided):
             self.prepared[divided].transpose()
         if divided == 0:
             self.load_weight(nl.tile_size.sbuf_fmax_bytes)
@@ -190,13 +204,22 @@ class QuantisedProduct(nl.NKIObject):
         """Return whether there is a row tile number `index`."""
         return index >= 0 and index < len(self.tiles)
 
+    def is_quantised(self, index):
+        """Return whether there is a row tile number `index`, which this group quantises."""
+        return self.has_tile(index) and (self.is_first or self.kept is None)
+
     def load_rows(self, index):
-        """Load row tile number `index`, and the positions of its rows if heads are rotated."""
+        """Load row tile number `index`, unless it is kept, and the positions of its rows if heads are rotated."""
         first, end = self.tiles[index]
-        x = provide_rows(self.source, first, end)
         row_numbers = None
         if self.heads.angles.cos is not None:
             row_numbers = self.heads.load_row_numbers(first, end - first)
+        if not self.is_quantised(index):
+            kept = self.kept[index]
+            kept.row_numbers = row_numbers
+            self.prepared.append(kept)
+            return
+        x = provide_rows(self.source, first, end)
         rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
         trigger_loads(plan_loads([rows], split_by_rank(x, 1)), STATIC)
         norm = self.norm
@@ -231,7 +254,10 @@ class QuantisedProduct(nl.NKIObject):
                 sums, self.prepared[index].transposed, piece, self.panels, block, self.w.elements.shape[0]
             )
             block += piece.shape[1]
-        self.prepared[index].transposed = None
+        if self.kept is None:
+            self.prepared[index].transposed = None
+        elif self.is_first:
+            self.kept.append(self.prepared[index])
         self.sums.append(sums)
 
     def deliver(self, index):
@@ -247,6 +273,8 @@ class QuantisedProduct(nl.NKIObject):
             self.panels,
             rows.compute_row_factor(),
         )
+        # The next group of columns gathers the angles of a kept row tile again.
+        rows.angles = None
         self.prepared[index], self.sums[index] = None, None
 
 
@@ -281,11 +309,29 @@ def project_quantised(source, norm, w, columns, heads):
     searched = min(hidden, MAGNITUDE_BYTES // item_bytes(x.dtype))
     magnitudes = nl.ndarray((height, searched), dtype=x.dtype, buffer=nl.sbuf)
     heads.rotation_engine, heads.queue = nisa.engine.gpsimd, SYNC
+    if heads.angles.cos is None:
+        heads.bias_engine = nisa.engine.gpsimd
     groups, bank = divide_columns(columns, heads.head, resident)
+    tiles = ranges(0, tokens)
+    free_bytes = (resident - (groups[0][1] - groups[0][0])) * count_column_bytes(hidden)
+    kept_bytes = len(tiles) * (2 * blocks(hidden, PAIR_BLOCK) * PARTITIONS + KEPT_BYTES)
+    kept = [] if len(groups) > 1 and kept_bytes <= free_bytes else None
     for first, end in groups:
         weight, panels = select_columns(w, first, end), ranges(0, end - first, bank)
-        tiles = ranges(0, tokens)
         product = QuantisedProduct(
-            source, row_norm, weight, first, panels, heads, tiles, magnitudes, overlap, [], [], []
+            source,
+            row_norm,
+            weight,
+            first,
+            panels,
+            heads,
+            tiles,
+            magnitudes,
+            overlap,
+            kept,
+            first == columns[0],
+            [],
+            [],
+            [],
         )
         product.run()

@@ -12,7 +12,18 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import as_tuple, find_faults, in_order, named
-from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, Undefined, exactly, refuse, vary
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Undefined,
+    exactly,
+    refuse,
+    slow,
+    vary,
+)
 from tests.kernels.test_feed_forward import FP8, INT8
 from tests.kernels.test_projections import scaled_heads
 from tests.kernels.test_qkv_projection import FORMS, GATES, VALUES, scaled
@@ -37,7 +48,8 @@ class TestQuantisedQkvProjection(KernelTests):
     """Rows are rounded to fp8; the reference rounds them too.
 
     Contractions around 256 end in a block of pairs with one partition or with half a pair. Rows of 4,100 elements are
-    normalised in place, and their magnitudes searched in pieces.
+    normalised in place, and their magnitudes searched in pieces. Later groups of columns take the transposes of the
+    first one, or quantise 300 rows of 4,100 elements of float32 again.
     """
 
     case = KernelCase(
@@ -52,6 +64,8 @@ class TestQuantisedQkvProjection(KernelTests):
             *(form | dict(tokens=tokens, hidden=264) for form in FORMS for tokens in (5, 131)),
             *(form | dict(tokens=tokens) for form in VALUES for tokens in (5, 131)),
             *vary(tokens=[5, 140], hidden=136, rotated=16, dtype=F32),
+            *vary(tokens=300, hidden=136, heads=26, kv_heads=3, head=80, norm=[True, False], bias=True),
+            *slow(dict(tokens=300, hidden=4100, heads=22, kv_heads=3, head=80, dtype=F32)),
             *vary(tokens=[20, 300], hidden=136, heads=26, kv_heads=3, head=80, rotated=80, bias=True),
             dict(tokens=140, hidden=136, rotated=16, norm_offset=1.0),
             GATES | dict(tokens=131, hidden=136),
