@@ -111,7 +111,7 @@ def _build_cross_attention(config: ModelConfig, number: int) -> CrossAttention:
     assert isinstance(mixer, GroupedAttention)
     projections = _build_projections(config.hidden_size, tensor)
     norm = _build_norm(f"layers.{number}.cross.norm", f"{tensor}_layer_norm", config.hidden_size)
-    return CrossAttention(f"layers.{number}.cross", config.hidden_size, mixer, norm, projections)
+    return CrossAttention(f"layers.{number}.cross", config.hidden_size, mixer, projections, norm)
 
 
 def _build_encoder(hidden: int, encoder: SpeechEncoder, crosses: tuple[CrossAttention, ...]) -> Network:

@@ -20,28 +20,25 @@ from typing import ClassVar
 
 import numpy as np
 
-from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import split_sequences
-from model.layers.attention_heads import AttentionProjections
 from model.layers.cache import Cache, create_encoder_cache
 from model.layers.launch import (
     INT32,
-    Axis,
     Growth,
     Launch,
     LeastWork,
     Phase,
     StepShape,
     Value,
-    count_product_work,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
+from model.layers.separate_projections import SeparateProjections
+from model.layers.shard import Shard
 from model.layers.softmax import attend
-from model.layers.weight import Weight, create_argument
+from model.layers.weight import Weight
 
 LAST_OF_WINDOW = "encoder.last_position"
 """Name of the array of the last encoder position of each sequence; an input of the step if there are slots."""
@@ -60,46 +57,17 @@ class LastPositions:
 
 
 @dataclass(frozen=True)
-class CrossAttention:
+class CrossAttention(SeparateProjections):
     """Cross-attention layer: x + attention(norm(x), encoded) over `heads.cross_positions` encoder positions."""
 
-    component: ClassVar[str] = "attention"
+    reads_stored: ClassVar[bool] = False  # decoders of speech get widened weights
 
-    name: str
-    hidden: int
-    heads: GroupedAttention
     norm: Norm
-    projections: AttentionProjections
-
-    def _find_projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
-        """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v" or "o" for the output.
-
-        The cuts divide the heads over the ranks, except that every rank has the whole bias of the output.
-        """
-        query, key, value = self.projections.inputs
-        query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
-        return {
-            "q": (query, query_heads, query_heads),
-            "k": (key, kv_heads, kv_heads),
-            "v": (value, kv_heads, kv_heads),
-            "o": (self.projections.output, replace(query_heads, axis=1), ROW),
-        }[letter]
-
-    def _matrix(self, letter: str) -> Weight:
-        projection, cut, _ = self._find_projection(letter)
-        return Weight(f"{self.name}.w_{letter}", (projection.weight(cut),))
-
-    def _bias(self, letter: str) -> Weight | None:
-        projection, _, cut = self._find_projection(letter)
-        if projection.bias is None:
-            return None
-        return Weight(f"{self.name}.b_{letter}", (projection.bias_row(cut),))
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Weights of the norm and of the four projections, with the biases that the checkpoint has."""
-        weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
-        return (*self.norm.weights, *(weight for weight in weights if weight is not None))
+        return (*self.norm.weights, *super().weights)
 
     def _cache(self, step: StepShape) -> Cache:
         heads, positions = self.heads.layout(step.ranks), self.heads.cross_positions
@@ -132,7 +100,7 @@ class CrossAttention:
         """
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
-            self._project(step, x, norm, letter, new.name, label)
+            self._project(step, x, letter, new.name, label, norm)
             for letter, new, label in zip(
                 "kv", self._describe_encoded(step), ("decoder's keys", "decoder's values")
             )
@@ -148,29 +116,6 @@ class CrossAttention:
         )
         return keys, values
 
-    def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
-        """Return the launch of `qkv_projection` that writes norm(x) times a projection to the array `result`.
-
-        `letter` selects the projection as in `_find_projection`, and `label` distinguishes the launch in reports.
-        """
-        weight = self._matrix(letter).value(step)
-        return Launch(
-            "qkv_projection",
-            {
-                "x": x,
-                "norm_weight": norm.weight.value(step),
-                "w_qkv": weight,
-                "eps": norm.eps,
-                "q_size": weight.shape[1],
-                "bias": create_argument(self._bias(letter), step),
-                "norm_bias": create_argument(norm.bias_weight, step),
-            },
-            (result,),
-            count_product_work(x.shape[0], weight),
-            x.shape[0],
-            label,
-        )
-
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the queries, of attention to the encoder, and of the output projection with residual.
 
@@ -178,28 +123,13 @@ class CrossAttention:
         of attention, each for at most 128 tokens.
         """
         x = Value("x", (step.tokens, self.hidden), step.activations)
-        w_o = self._matrix("o").value(step)
-        queries = Value("q", (step.tokens, w_o.shape[0]), step.activations)
-        project = self._project(step, x, self.norm, "q", queries.name, "queries to the encoder")
+        queries = Value("q", (step.tokens, self._count_columns(step)), step.activations)
+        project = self._project(step, x, "q", queries.name, "queries to the encoder", self.norm)
         if step.phase is Phase.prefill:
             attend = [self._prefill(step, queries)]
         else:
             attend = [self._decode(step, queries, *chunk) for chunk in split_sequences(step)]
-        output = Launch(
-            "output_projection",
-            {
-                "o": replace(queries, name="o"),
-                "w_o": w_o,
-                "residual": x,
-                "replica_group": Axis.tensor,
-                "bias": create_argument(self._bias("o"), step),
-            },
-            ("x",),
-            count_product_work(step.tokens, w_o),
-            step.tokens,
-            "of the encoder",
-        )
-        return [project, *attend, output]
+        return [project, *attend, self._project_output(step, "of the encoder")]
 
     def _count_work(self, queries: Value, step: StepShape, sequences: int, passes: int) -> LeastWork:
         """Return the least work of attention of `queries` [tokens, width] to all encoder positions.
@@ -276,8 +206,7 @@ class CrossAttention:
         keys, values = (states[name] for name in self._state_names)
         mixer = replace(self.heads, causal=False)
         mixed = attend(self._split_heads(query), keys, values, mixer, span, numpy)
-        head_span = by_query_heads(*self.heads.divided).span
-        return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
+        return self._add_output(x, mixed, numpy)
 
     def store_encoded(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
         """Set `<name>.keys` and `<name>.values` in `states`, [heads, positions, head_dim] each, rounded.
@@ -291,9 +220,6 @@ class CrossAttention:
     @property
     def _state_names(self) -> tuple[str, str]:
         return f"{self.name}.keys", f"{self.name}.values"
-
-    def _split_heads(self, rows: np.ndarray) -> np.ndarray:
-        return rows.reshape(len(rows), -1, self.heads.head_dim).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)

@@ -20,25 +20,24 @@ import numpy as np
 
 from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.attention_heads import AttentionHeads, AttentionProjections
+from model.layers.attention_heads import AttentionHeads
 from model.layers.denoiser.modulation import ModulatedNorm
 from model.layers.denoiser.rotation import AxialRotation, ShiftedHeadNorm
 from model.layers.launch import (
     INT32,
     Argument,
-    Axis,
     Growth,
     Launch,
     LeastWork,
     StepShape,
     Value,
-    count_product_work,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, MatrixCut, Reordered, by_query_heads
+from model.layers.separate_projections import SeparateProjections
+from model.layers.shard import Cut, MatrixCut, Reordered
 from model.layers.softmax import attend
-from model.layers.weight import Weight, create_argument, list_row_arguments
+from model.layers.weight import Weight
 
 MOST_BOUNDED_SCORE = 64.0
 """Largest magnitude of scores for which `attention_prefill` needs no maximum, `MAX_BOUNDED_SCORE` there."""
@@ -144,7 +143,7 @@ class ImageAttention(AttentionHeads, Stateless):
 
 
 @dataclass(frozen=True)
-class TextAttention(Stateless):
+class TextAttention(SeparateProjections, Stateless):
     """Attention of the patches of each image to the rows of its text.
 
     text       name of the array of the text's rows, [images * text_rows, text_size]
@@ -152,109 +151,36 @@ class TextAttention(Stateless):
     text_rows  rows of a text, padding included
     """
 
-    name: str
-    hidden: int
-    heads: GroupedAttention
-    projections: AttentionProjections
     text: str
     lengths: str
     text_rows: int
-    component: ClassVar[str] = "attention"
-
-    def _find_projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
-        """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v", or "o" for the output."""
-        query_projection, key_projection, value_projection = self.projections.inputs
-        by_heads = by_query_heads(*self.heads.divided)
-        return {
-            "q": (query_projection, by_heads, by_heads),
-            "k": (key_projection, by_heads, by_heads),
-            "v": (value_projection, by_heads, by_heads),
-            "o": (self.projections.output, replace(by_heads, axis=1), ROW),
-        }[letter]
-
-    def _matrix(self, letter: str) -> Weight:
-        projection, cut, _ = self._find_projection(letter)
-        kernel = ("output_projection", "w_o") if letter == "o" else ("qkv_projection", "w_qkv")
-        return Weight(f"{self.name}.w_{letter}", (projection.weight(cut),), reader=kernel)
-
-    def _bias(self, letter: str) -> Weight | None:
-        projection, _, cut = self._find_projection(letter)
-        if projection.bias is None:
-            return None
-        return Weight(f"{self.name}.b_{letter}", (projection.bias_row(cut),))
-
-    @property
-    def weights(self) -> Sequence[Weight]:
-        """Matrices of the four projections, and their biases."""
-        weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
-        return [weight for weight in weights if weight is not None]
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of queries, keys and values, of attention, and of the output with the residual."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         width = self.projections.inputs[1].inputs
         text = Value(self.text, (step.sequences * self.text_rows, width), step.activations)
-        rank_width = self.heads.layout(step.ranks).heads_of_rank * self.heads.head_dim
         q, k, v = (
-            Value(name, (rows.shape[0], rank_width), step.activations)
+            Value(name, (rows.shape[0], self._count_columns(step)), step.activations)
             for name, rows in (("q", x), ("k", text), ("v", text))
         )
-        attention = launch_attention(q, k, v, self.heads, step, self.lengths, "to the text")
-        matrices = self._matrix("o").arguments("w_o", step)
-        output = Launch(
-            "output_projection",
-            {
-                "o": Value("o", q.shape, step.activations),
-                **matrices,
-                "residual": x,
-                "replica_group": Axis.tensor,
-                "bias": create_argument(self._bias("o"), step),
-                **list_row_arguments(step, self._matrix("o"), divides_columns=True),
-            },
-            ("x",),
-            count_product_work(step.tokens, matrices["w_o"]),
-            step.tokens,
-            "of the text",
-        )
         return [
-            self._project(step, "q", x, q, "queries to the text"),
-            self._project(step, "k", text, k, "keys of the text"),
-            self._project(step, "v", text, v, "values of the text"),
-            attention,
-            output,
+            self._project(step, x, "q", q.name, "queries to the text"),
+            self._project(step, text, "k", k.name, "keys of the text"),
+            self._project(step, text, "v", v.name, "values of the text"),
+            launch_attention(q, k, v, self.heads, step, self.lengths, "to the text"),
+            self._project_output(step, "of the text"),
         ]
-
-    def _project(self, step: StepShape, letter: str, rows: Value, projected: Value, label: str) -> Launch:
-        """Return the launch of `qkv_projection` that multiplies rows by one of the matrices."""
-        matrices = self._matrix(letter).arguments("w_qkv", step)
-        return Launch(
-            "qkv_projection",
-            {
-                "x": rows,
-                **matrices,
-                "q_size": projected.shape[1],
-                "bias": create_argument(self._bias(letter), step),
-                **list_row_arguments(step, self._matrix(letter)),
-            },
-            (projected.name,),
-            count_product_work(rows.shape[0], matrices["w_qkv"]),
-            rows.shape[0],
-            label,
-        )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x [patches, hidden] of one image after the layer, computed in NumPy."""
         length = int(states[self.lengths].item())
         text = states[self.text].reshape(self.text_rows, -1)[:length]
-        projected, keys, values = (
-            numpy.round(numpy.multiply_rows(rows, projection))
-            .reshape(len(rows), -1, self.heads.head_dim)
-            .swapaxes(0, 1)
+        query, keys, values = (
+            self._split_heads(numpy.round(numpy.multiply_rows(rows, projection)))
             for rows, projection in zip((x, text, text), self.projections.inputs)
         )
-        mixed = attend(projected, keys, values, self.heads, span, numpy)
-        head_span = by_query_heads(*self.heads.divided).span
-        return numpy.round(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
+        return self._add_output(x, attend(query, keys, values, self.heads, span, numpy), numpy)
 
 
 def bound_scores(streams: Sequence[ImageAttention], arrays: Mapping[str, np.ndarray]) -> float:
