@@ -39,6 +39,7 @@ from nki_kernels.projection.quantised_rows import (
     RowPreparation,
     RowQuantiser,
     SpreadFactors,
+    UnitMagnitudes,
 )
 from nki_kernels.projection.residual_product import ResidualProduct, count_chunk_columns
 from nki_kernels.projection.row_groups import (
@@ -477,13 +478,21 @@ def spread_row_scales(ffn, group_rows, first_tile):
         ffn.gated.row_factors = SpreadFactors(ffn.quantiser.spread(diagonals))
 
 
-def plan_quantisation(ffn, intermediates, first_tile):
+def plan_magnitudes(ffn, rows):
+    """Return the UnitMagnitudes of an intermediate of `rows` rows whose units are measured one by one, or None."""
+    if ffn.quantiser is None or ffn.static is not None or rows <= PARTITIONS // 2:
+        return None
+    return UnitMagnitudes(ffn.gated.inner, count_unit_columns(ffn.gated, rows) // PARTITIONS)
+
+
+def plan_quantisation(ffn, intermediates, first_tile, magnitudes):
     """Return the IntermediateQuantiser or StaticIntermediates of a row group, nothing issued yet; None without any.
 
     Args:
         ffn: FeedForward.
         intermediates: SBUF tiles [f in block, block, row], one for each core's columns.
         first_tile: index of the group's first row tile among all tiles.
+        magnitudes: result of `plan_magnitudes`, with all units.
     """
     if ffn.quantiser is None:
         return None
@@ -497,7 +506,20 @@ def plan_quantisation(ffn, intermediates, first_tile):
         columns = ffn.quantiser.columns[first_tile : first_tile + len(row_ranges)]
     exchanges, group = ffn.core.exchanges, ffn.maxima_group
     return IntermediateQuantiser(
-        ffn.quantiser, intermediates, inner, row_ranges, columns, exchanges, 0, None, [], [], [], group
+        ffn.quantiser,
+        intermediates,
+        inner,
+        row_ranges,
+        columns,
+        exchanges,
+        0,
+        None,
+        [],
+        [],
+        [],
+        group,
+        None,
+        magnitudes,
     )
 
 

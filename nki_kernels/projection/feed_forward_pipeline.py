@@ -14,6 +14,7 @@ from nki_kernels.projection.feed_forward import (
     finish_quantisation,
     list_chunk_starts,
     list_unit_starts,
+    plan_magnitudes,
     plan_prefetch,
     plan_quantisation,
     prepare_rows,
@@ -68,6 +69,7 @@ def run_row_groups(ffn, groups):
             gated.negated_sums = None
             # The down product still reads the intermediate of group m - 1, so group m has a tile of its own.
             intermediate = allocate_intermediate(ffn, x.shape[2])
+            magnitudes = plan_magnitudes(ffn, x.shape[2])
         issued = 0
         starts = []
         if ffn.groups is None:
@@ -87,6 +89,8 @@ def run_row_groups(ffn, groups):
                     compute_unit(
                         gated, intermediate, x, units[u], prefetch.select_loads(u), following, starts[n]
                     )
+                    if magnitudes is not None:
+                        magnitudes.add(intermediate, units[u])
                 else:
                     unit = accumulate_group_unit(gated, buffers.transposed, units[u], first_piece)
                     first_piece = None
@@ -121,5 +125,5 @@ def run_row_groups(ffn, groups):
             # This core's columns of y contract over all of F, of which the other core computed the other part.
             intermediates.append(exchange_tiles(intermediate))
         if m < len(groups):
-            pending, pending_tile = plan_quantisation(ffn, intermediates, first_tile), first_tile
+            pending, pending_tile = plan_quantisation(ffn, intermediates, first_tile, magnitudes), first_tile
         down.negated_sums = None

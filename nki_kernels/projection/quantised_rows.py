@@ -23,11 +23,14 @@ import numpy as np
 from nki_kernels.cores import exchange_tiles
 from nki_kernels.norms.row_tiles import RowNorm, compute_row_statistics, normalise
 from nki_kernels.projection.row_maxima import reduce_maximum, share_maxima
-from nki_kernels.tiles import PARTITIONS, filled, identity
+from nki_kernels.tiles import PARTITIONS, blocks, filled, identity, ranges
 from nki_kernels.weights import is_e4m3
 
 QUANTISATION_STAGES = 3
 """Stages in which an intermediate is quantised, without the stage in which ranks share row maxima."""
+
+DIVIDED_BLOCKS, DIVIDED_ELEMENTS = 4, 512
+"""Least blocks of an intermediate, and elements on a partition, that one instruction divides."""
 
 LEAST = 1.0e-30
 """Least magnitude of a row that counts: a row of zeros has this divided by the largest number as its scale."""
@@ -128,10 +131,12 @@ class IntermediateQuantiser(nl.NKIObject):
     other core has other columns of the same rows; both cores then take the larger scale. stage: number of stages
     that are issued. replica_group: the ranks that share row maxima, or None.
 
-    largest: [partition, row] in SBUF after the first stage. shared_maxima: for each row tile the largest magnitudes of
-    its rows over all ranks, float32 columns [row, 1] in SBUF; None if ranks share none. scales: for each row tile a
-    float32 column [row, 1] in SBUF after the last stage but one; diagonals: for each row tile the diagonal matrix of
-    1 / scale, before `columns` multiply it. results: fp8 tiles of the shape of the intermediates after the last stage.
+    magnitudes: UnitMagnitudes of the first of the intermediates, if its units were measured as they were computed, else
+    None before the first stage. largest: [partition, row] in SBUF after the first stage. shared_maxima: for each row
+    tile the largest magnitudes of its rows over all ranks, float32 columns [row, 1] in SBUF; None if ranks share none.
+    scales: for each row tile a float32 column [row, 1] in SBUF after the last stage but one; diagonals: for each row
+    tile the diagonal matrix of 1 / scale, before `columns` multiply it. results: fp8 tiles of the shape of the
+    intermediates after the last stage.
     """
 
     quantiser: RowQuantiser
@@ -147,6 +152,7 @@ class IntermediateQuantiser(nl.NKIObject):
     results: list
     replica_group: ncc.ReplicaGroup | None = None
     shared_maxima: list | None = None
+    magnitudes: UnitMagnitudes | None = None
 
     def count_stages(self):
         """Return the number of stages: one more if the ranks share row maxima."""
@@ -156,7 +162,10 @@ class IntermediateQuantiser(nl.NKIObject):
         """Issue the next stage, if there is one."""
         remaining = self.count_stages() - self.stage
         if self.stage == 0:
-            self.largest = find_largest_magnitudes(self.intermediates[0], self.inner)
+            if self.magnitudes is None:
+                self.magnitudes = UnitMagnitudes(self.inner, self.intermediates[0].shape[1])
+                self.magnitudes.add(self.intermediates[0], 0)
+            self.largest = self.magnitudes.fold()
             if self.exchanges:
                 exchanged = exchange_tiles(self.largest)
                 nisa.tensor_tensor(dst=self.largest, data1=self.largest, data2=exchanged, op=nl.maximum)
@@ -316,37 +325,69 @@ class RowPreparation(nl.NKIObject):
             self.quantiser.divide(self.results[index], index)
 
 
-def find_largest_magnitudes(intermediate, inner):
-    """Return the largest magnitude of each row of an intermediate on each partition: [partition, row] in SBUF.
+class UnitMagnitudes(nl.NKIObject):
+    """The largest magnitudes of an intermediate, unit by unit.
 
-    Args:
-        intermediate: SBUF tile [f in block, block, row].
-        inner: columns of the intermediate; elements behind them are not read.
+    `inner` are the columns of the intermediate; elements behind them are not read. A unit has `count` blocks, fewer in
+    the last one. `largest` is [f in block, block of a unit, row] in SBUF, the largest magnitudes of the blocks of all
+    units so far; None before the first unit.
+
+    GpSimd takes the maxima while the Tensor engine computes the next unit, so that nothing but `fold` follows the last
+    one. Few rows are measured all at once, by the Scalar engine.
     """
-    height, _, rows = intermediate.shape
-    full, short = inner // height, inner % height
-    if full > 0:
-        magnitudes = nl.ndarray((height, full, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=magnitudes, op=nl.abs, data=intermediate[:, 0:full, :])
-        count = full
+
+    def __init__(self, inner, count):
+        self.inner, self.count = inner, count
+        self.largest = None
+
+    def add(self, intermediate, first_column):
+        """Take the unit from `first_column` on of an SBUF tile [f in block, block, row] into account."""
+        height, _, rows = intermediate.shape
+        first = first_column // height
+        end = min(first + self.count, blocks(self.inner, height))
+        full = min(end, self.inner // height)
+        shape = (height, end - first, rows)
+        magnitudes = nl.ndarray(shape, dtype=intermediate.dtype, buffer=nl.sbuf)
+        runs = [(first, full, height)] if full > first else []
+        if end > full:
+            runs.append((full, end, self.inner - full * height))
+        if self.largest is None and end > full:
+            nisa.memset(dst=magnitudes[:, full - first :, :], value=0.0)
+        for start, stop, used in runs:
+            units = magnitudes[0:used, start - first : stop - first, :]
+            if rows <= PARTITIONS // 2:
+                nisa.activation(dst=units, op=nl.abs, data=intermediate[0:used, start:stop, :])
+            else:
+                nisa.tensor_scalar(
+                    dst=units, data=intermediate[0:used, start:stop, :], op0=nl.abs, operand0=0.0
+                )
+            if self.largest is not None:
+                largest = self.largest[0:used, start - first : stop - first, :]
+                nisa.tensor_tensor(
+                    dst=largest, data1=largest, data2=units, op=nl.maximum, engine=choose_spare_engine()
+                )
+        if self.largest is None:
+            self.largest = magnitudes
+
+    def fold(self):
+        """Return the largest magnitude of each row on each partition, a view [f in block, row] of `largest`."""
+        count = self.largest.shape[1]
         while count > 1:
             half = count // 2
             # The upper half of the blocks meets the lower half, until one block is left.
             nisa.tensor_tensor(
-                dst=magnitudes[:, 0:half, :],
-                data1=magnitudes[:, 0:half, :],
-                data2=magnitudes[:, count - half : count, :],
+                dst=self.largest[:, 0:half, :],
+                data1=self.largest[:, 0:half, :],
+                data2=self.largest[:, count - half : count, :],
                 op=nl.maximum,
             )
             count -= half
-        largest = magnitudes[:, 0, :]
-    else:
-        largest = filled((height, rows), 0.0, intermediate.dtype)
-    if short > 0:
-        tail = nl.ndarray((short, rows), dtype=intermediate.dtype, buffer=nl.sbuf)
-        nisa.activation(dst=tail, op=nl.abs, data=intermediate[0:short, full, :])
-        nisa.tensor_tensor(dst=largest[0:short, :], data1=largest[0:short, :], data2=tail, op=nl.maximum)
-    return largest
+        return self.largest[:, 0, :]
+
+
+def choose_spare_engine():
+    """Return GpSimd, or on gen2, where it excludes the Vector engine from SBUF, the Vector engine."""
+    return nisa.engine.vector if nisa.get_nc_version() == nisa.nc_version.gen2 else nisa.engine.gpsimd
 
 
 def divide_intermediate(intermediate, inner, factors, element):
@@ -355,14 +396,20 @@ def divide_intermediate(intermediate, inner, factors, element):
     factors: float32 [128, row] in SBUF. inner: columns of the intermediate. element: dtype of the result.
     """
     quantised = nl.ndarray(intermediate.shape, dtype=element, buffer=nl.sbuf)
+    engines = [nisa.engine.vector, choose_spare_engine()]
+    turn = 0
+    at_once = max(DIVIDED_BLOCKS, blocks(DIVIDED_ELEMENTS, intermediate.shape[2]))
     for first, end, used in list_filled_blocks(intermediate, inner):
-        factor = factors[0:used, :].expand_dim(1).broadcast(1, end - first)
-        nisa.tensor_tensor(
-            dst=quantised[0:used, first:end, :],
-            data1=intermediate[0:used, first:end, :],
-            data2=factor,
-            op=nl.multiply,
-        )
+        # The product takes block after block, so that it begins with the first ones.
+        for start, stop in ranges(first, end, at_once):
+            nisa.tensor_tensor(
+                dst=quantised[0:used, start:stop, :],
+                data1=intermediate[0:used, start:stop, :],
+                data2=factors[0:used, :].expand_dim(1).broadcast(1, stop - start),
+                op=nl.multiply,
+                engine=engines[turn % 2],
+            )
+            turn += 1
     return quantised
 
 

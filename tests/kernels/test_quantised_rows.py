@@ -44,7 +44,8 @@ def within_half_of_rounding(outputs: Sequence[np.ndarray], reference: Any, argum
 class TestQuantisedRows(KernelTests):
     """Rows and intermediate are rounded to fp8; the reference rounds them too.
 
-    Odd numbers of K blocks have a last block without a partner; groups of rows follow each other from 513 rows on.
+    Odd numbers of K blocks have a last block without a partner; groups of rows follow each other from 513 rows on. Of
+    300 rows 256 or 512 columns of the intermediate are computed and measured at a time.
     """
 
     case = KernelCase(
@@ -54,6 +55,7 @@ class TestQuantisedRows(KernelTests):
             *vary(tokens=[1, 33, 127, 128, 129], hidden=[136, 256], inner=172),
             *vary(tokens=[2, 300], hidden=136, inner=[32, 64, 160, 192, 320], biases=True),
             *vary(tokens=[5, 600], hidden=[127, 384], inner=200, dtype=F32),
+            *vary(tokens=300, hidden=136, inner=[700, 1024], w_gate=[True, False]),
             *vary(tokens=[5, 140], hidden=264, inner=140, norm_weight=[True, False], w_gate=[True, False]),
             *vary(tokens=140, hidden=136, inner=140, norm_bias=True),
             *vary(tokens=[5, 140], hidden=[127, 136], inner=140, row_gate=True, dtype=[*DTYPES]),
