@@ -9,6 +9,7 @@ RANKS = {
     "experts_combine": 2,
     "all_reduce": 2,
     "send_receive": 2,
+    "exchange_heads": 2,
 }
 """The ranks that the launch of a kernel needs, where that is not one."""
 
@@ -114,5 +115,6 @@ EXAMPLES = {
     "sample": ("f32[4,64]", "f32[4,1]", "f32[4,1]", "f32[4,1]", "f32[4,1]", "f32[4,1]", "8"),
     "all_reduce": ("f32[128,512]", "group"),
     "send_receive": ("f32[128,512]", "[(0,1)]"),
+    "exchange_heads": ("bf16[64,512]", "group", "2", "bf16[64,512]", "bf16[64,512]"),
     "ladder:tile_by_tile": ("bf16[256,256]", "bf16[256,512]"),
 }

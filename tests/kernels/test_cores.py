@@ -42,7 +42,12 @@ KERNELS = [name for name in nki_kernels.__all__ if not name.endswith("_reference
 
 
 PAIR = np.ones((2, 3), F32), ReplicaGroup([[0, 1]])
-OF_RANKS = {"all_reduce": [PAIR, PAIR], "send_receive": [(PAIR[0], [(0, 1)])] * 2}
+EVEN = np.ones((2, 4), F32), ReplicaGroup([[0, 1]]), 2
+OF_RANKS = {
+    "all_reduce": [PAIR, PAIR],
+    "exchange_heads": [EVEN, EVEN],
+    "send_receive": [(PAIR[0], [(0, 1)])] * 2,
+}
 """Arguments of two ranks, of kernels that have no case."""
 
 

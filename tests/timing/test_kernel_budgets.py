@@ -537,6 +537,20 @@ def send_receive(rows: int, columns: int, predicted_us: float = 0.0) -> Work:
     return Work(kernels.send_receive, (x, pairs), {"x": 2}, 6 * x.nbytes, predicted_us, 2)
 
 
+def exchange_heads(
+    rows: int, width: int, ranks: int, predicted_us: float = 0.0, to_rows: bool = False
+) -> Work:
+    """Return the work of one sequence: arrays are copied before and after they meet."""
+    options = group(ranks), ranks
+    if to_rows:
+        outputs = narrow(rows, width // ranks)
+        arguments = (outputs, *options, None, None, 1, True)
+        return Work(kernels.exchange_heads, arguments, {"q": 1}, 5 * outputs.nbytes, predicted_us, ranks)
+    q, k, v = (narrow(rows // ranks, width) for _ in range(3))
+    reads = dict.fromkeys(("q", "k", "v"), 1)
+    return Work(kernels.exchange_heads, (q, *options, k, v), reads, 3 * 5 * q.nbytes, predicted_us, ranks)
+
+
 def latent_attention_decode(sequences: int, heads: int, length: int, predicted_us: float = 0.0) -> Work:
     q, kv, o = narrow(sequences, heads * 192), narrow(sequences, 576), narrow(sequences, heads * 128)
     w_uk, w_uv, table = narrow(heads * 128, 512), narrow(512, heads * 128), wide(length, 32)
@@ -620,6 +634,8 @@ REALISTIC = (
     sample(64, 16032, 142.6),
     all_reduce(1024, 4096, 8, 172.7),
     send_receive(1024, 4096, 186.4),
+    exchange_heads(4096, 3072, 8, 106.5),
+    exchange_heads(4096, 3072, 8, 68.2, to_rows=True),
     rung(ladder.tile_by_tile, a=4, b=8, predicted_us=74.5),
 )
 
@@ -667,6 +683,8 @@ RAGGED = (
     sample(3, 700),
     all_reduce(129, 300, 3),
     send_receive(129, 300),
+    *(exchange_heads(3 * rows, 300, 3) for rows in (1, 127, 128, 129)),
+    *(exchange_heads(3 * rows, 300, 3, to_rows=True) for rows in (1, 127, 128, 129)),
     rung(ladder.hoisted, a=1, b=8),
     rung(ladder.blocked, a=1, b=2),
 )
