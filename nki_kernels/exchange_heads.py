@@ -25,7 +25,7 @@ Layout and tiling:
     array has a collective of its own, during which the next one is copied.
 
 Cores
-    On a logical core of two physical ones the first does the work.
+    Two cores of a logical core exchange half of a rank's rows of each sequence each.
 
 Limits:
     Those of HBM. R divides W, and on the way back T.
@@ -44,9 +44,10 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.cores import find_core_range
 from nki_kernels.tiles import expect_dims
 
-cores = (1,)
+cores = (1, 2)
 
 
 @nki.jit
@@ -76,46 +77,52 @@ def exchange_heads(q, replica_group, ranks, k=None, v=None, sequences=1, to_rows
         if to_rows:
             shape = (rows // ranks, width * ranks)
         results.append(nl.ndarray(shape, dtype=array.dtype, buffer=nl.shared_hbm))
-    if nl.program_id(0) == 0:
-        _exchange(arrays, results, replica_group, ranks, sequences, to_rows)
+    local_rows = length // ranks if to_rows else length
+    core_rows = (0, local_rows)
+    if local_rows > 1:
+        core_rows = find_core_range(local_rows, 1, nl.program_id(0))
+    if local_rows > 1 or nl.program_id(0) == 0:
+        _exchange(arrays, results, replica_group, (ranks, sequences), core_rows, to_rows)
     if k is None:
         return results[0]
     return results[0], results[1], results[2]
 
 
-def _exchange(arrays, results, replica_group, ranks, sequences, to_rows):
-    """Exchange arrays among the ranks of a group, and write the results.
+def _exchange(arrays, results, replica_group, counts, core_rows, to_rows):
+    """Exchange rows of arrays among the ranks of a group, and write them to the results.
 
     Args:
         arrays: arrays in HBM.
         results: arrays in HBM that are written.
         replica_group: the group.
-        ranks: its number of ranks.
-        sequences: number of sequences.
+        counts: number of ranks of the group, and of sequences.
+        core_rows: (first, end) of the rows of a rank in each sequence that this core exchanges.
         to_rows: whether arrays have all rows of some heads.
     """
+    first, end = core_rows
     names = ("q", "k", "v")
     received = []
     for i in range(len(arrays)):
-        source = _order_by_rank(arrays[i], ranks, sequences, to_rows)
+        source = _order_by_rank(arrays[i], counts, to_rows)[:, :, first:end, :]
         shape, dtype = source.shape, arrays[i].dtype
         sent = nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name=f"sent_{names[i]}")
         received.append(nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name=f"received_{names[i]}"))
         nisa.dma_copy(dst=sent, src=source)
         ncc.all_to_all(srcs=[sent], dsts=[received[i]], replica_group=replica_group, collective_dim=0)
     for i in range(len(arrays)):
-        nisa.dma_copy(dst=_order_by_rank(results[i], ranks, sequences, not to_rows), src=received[i])
+        target = _order_by_rank(results[i], counts, not to_rows)[:, :, first:end, :]
+        nisa.dma_copy(dst=target, src=received[i])
 
 
-def _order_by_rank(array, ranks, sequences, has_all_rows):
+def _order_by_rank(array, counts, has_all_rows):
     """Return a view of an array in HBM as [rank, sequence, row, column], with the part of each rank.
 
     Args:
         array: [rows of all sequences, columns].
-        ranks: number of ranks.
-        sequences: number of sequences.
+        counts: number of ranks and of sequences.
         has_all_rows: whether ranks divide rows; else they divide columns.
     """
+    ranks, sequences = counts
     rows, columns = array.shape
     length = rows // sequences
     if has_all_rows:

@@ -37,10 +37,14 @@ def divide_heads(array: np.ndarray, ranks: int) -> list[np.ndarray]:
 
 
 def launch(
-    target: str, rank_arrays: list[tuple[np.ndarray, ...]], group: ReplicaGroup | None = None, **options: Any
+    target: str,
+    rank_arrays: list[tuple[np.ndarray, ...]],
+    group: ReplicaGroup | None = None,
+    cores: int = 1,
+    **options: Any,
 ) -> list[Any]:
-    """Return the results of all ranks for their arrays q, or q, k and v."""
-    world, ranks = simulate.World(target, len(rank_arrays)), len(rank_arrays)
+    """Return the results of all ranks, of so many physical cores each, for their arrays q, or q, k and v."""
+    world, ranks = simulate.World(target, len(rank_arrays), cores), len(rank_arrays)
     group = group or ReplicaGroup([list(range(ranks))])
     options = {"replica_group": group, "ranks": len(group.groups[0]), **options}
     arguments = [{**dict(zip("qkv", map(np.copy, arrays))), **options} for arrays in rank_arrays]
@@ -62,6 +66,17 @@ def test_a_rank_has_all_rows_of_its_heads_and_its_rows_again(target: str, rows: 
     rows_of_ranks, heads_of_ranks = divide_rows(all_rows, 2), divide_heads(all_rows, 2)
     check(launch(target, [(array,) for array in rows_of_ranks], sequences=2), heads_of_ranks)
     check(launch(target, [(array,) for array in heads_of_ranks], sequences=2, to_rows=True), rows_of_ranks)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 127, 129])
+def test_two_cores_exchange_half_of_the_rows_each(rows: int) -> None:
+    all_rows = draw(2, 3 * rows, 12)
+    rows_of_ranks, heads_of_ranks = divide_rows(all_rows, 3), divide_heads(all_rows, 3)
+    options = {"sequences": 2, "cores": 2}
+    outputs = launch("trn2", [(array, -array, array) for array in rows_of_ranks], **options)
+    for arrays, sign in zip(zip(*outputs), (1, -1, 1)):
+        check(list(arrays), [sign * array for array in heads_of_ranks])
+    check(launch("trn2", [(array,) for array in heads_of_ranks], to_rows=True, **options), rows_of_ranks)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
