@@ -6,7 +6,8 @@ A pipeline stage holds some of the layers. A group of tensor-parallel ranks hold
 computes some of the sequences. Data-parallel groups hold the same weights and compute further sequences. Stages are the
 outermost axis, because they exchange least: one matrix, over the slowest links. Sequence parallelism needs no axis: the
 ranks of a tensor-parallel group divide the rows of its prompts. Expert parallelism needs no axis: neighbouring
-data-parallel groups divide the routed experts, and exchange the rows of their tokens.
+data-parallel groups divide the routed experts, and exchange the rows of their tokens. Ulysses needs no axis:
+neighbouring data-parallel groups divide the rows of the same sequences, and exchange heads around attention.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Mesh:
 
     sequence  the ranks of a group divide the rows of its prompts
     expert    neighbouring groups that hold the routed experts once together; each holds all further weights
+    ulysses   neighbouring groups that divide the rows of the same sequences; each holds all weights
     """
 
     tensor: int = 1
@@ -76,11 +78,14 @@ class Mesh:
     sequence: bool = False
     pipeline: int = 1
     expert: int = 1
+    ulysses: int = 1
 
     def __post_init__(self) -> None:
-        """Raise AssertionError for a divided sequence on one rank, or if `expert` does not divide `data`."""
+        """Raise AssertionError for a divided sequence on one rank, or if `expert` or `ulysses` do not divide `data`."""
         assert self.tensor > 1 or not self.sequence, "a single rank cannot divide a sequence"
-        assert self.data % self.expert == 0, f"{self.expert} do not divide {self.data} groups"
+        assert self.expert == 1 or self.ulysses == 1, "groups divide either experts or rows"
+        for count in (self.expert, self.ulysses):
+            assert self.data % count == 0, f"{count} do not divide {self.data} groups"
 
     @property
     def ranks(self) -> int:
@@ -97,25 +102,35 @@ class Mesh:
         return rank // self.stage_ranks
 
     def shard(self, rank: int) -> Shard:
-        """Return the tensor-parallel and expert-parallel shard of its stage's weights that a rank of the mesh holds."""
-        return Shard(rank % self.tensor, self.tensor, rank // self.tensor % self.expert, self.expert)
+        """Return the shard of its stage's weights that a rank of the mesh holds, and the rank among Ulysses ranks."""
+        group = rank // self.tensor
+        experts, rows = (group % self.expert, self.expert), (group % self.ulysses, self.ulysses)
+        return Shard(rank % self.tensor, self.tensor, *experts, *rows)
+
+    @property
+    def shards(self) -> list[Shard]:
+        """Shards of the ranks of a pipeline stage, each once, in the order of ranks."""
+        return list(dict.fromkeys(map(self.shard, range(self.stage_ranks))))
 
     def find_group(self, rank: int) -> int:
         """Return the index of a rank's data-parallel group among the groups of its pipeline stage."""
         return rank // self.tensor % self.data
 
     def list_groups(self, axis: Axis) -> list[list[int]] | None:
-        """Return the ranks of each group of a collective along the axis `tensor` or `expert`, for all stages.
+        """Return the ranks of each group of a collective along an axis but `pipeline`, for all stages.
 
-        None if groups have a single rank. A group along the expert axis has the ranks that hold the same
-        tensor-parallel shard of different experts.
+        None if groups have a single rank. A group along the axis `expert` or `ulysses` has the ranks that hold the same
+        tensor-parallel shard, of different experts or rows.
         """
-        assert axis in (Axis.expert, Axis.tensor), f"no collective runs along {axis}"
-        if (self.expert if axis is Axis.expert else self.tensor) == 1:
+        sizes = {Axis.tensor: self.tensor, Axis.expert: self.expert, Axis.ulysses: self.ulysses}
+        sizes[Axis.flattened] = self.tensor * self.ulysses
+        assert axis in sizes, f"no collective runs along {axis}"
+        size = sizes[axis]
+        if size == 1:
             return None
-        if axis is Axis.tensor:
-            return [list(range(first, first + self.tensor)) for first in range(0, self.ranks, self.tensor)]
-        span = self.expert * self.tensor
+        if axis in (Axis.tensor, Axis.flattened):
+            return [list(range(first, first + size)) for first in range(0, self.ranks, size)]
+        span = size * self.tensor
         return [
             list(range(first + rank, first + span, self.tensor))
             for first in range(0, self.ranks, span)
@@ -123,8 +138,11 @@ class Mesh:
         ]
 
     def count_group_sequences(self, sequences: int) -> int:
-        """Return the most of `sequences` sequences that a data-parallel group computes; the last may have fewer."""
-        return -(-sequences // self.data)
+        """Return the most of `sequences` sequences that a data-parallel group computes; the last may have fewer.
+
+        Groups of Ulysses ranks compute the same sequences.
+        """
+        return -(-sequences // (self.data // self.ulysses))
 
     @property
     def row_multiple(self) -> int:

@@ -25,6 +25,7 @@ class DenoiserConfig(ComponentConfig):
     heads, head_dim  heads of attention; their product is the hidden size
     text_rows        rows of the encoded text
     text_size        elements of a row of the encoded text
+    ulysses_ranks    ranks that divide the rows of an image, for each tensor-parallel rank
     """
 
     latent_rows: int
@@ -36,6 +37,7 @@ class DenoiserConfig(ComponentConfig):
     head_dim: int
     text_rows: int
     text_size: int
+    ulysses_ranks: int = 1
 
     @property
     def hidden_size(self) -> int:
@@ -53,7 +55,22 @@ class DenoiserConfig(ComponentConfig):
         return replace(self, rows=patches, latent_rows=rows, latent_columns=columns, text_rows=text_rows)
 
     def refusal(self, ranks: int) -> str | None:
-        """Return why `ranks` tensor-parallel ranks cannot divide the heads, and how many can; None if they can."""
+        """Return why `ranks` tensor-parallel ranks cannot share the denoiser, and how many can; None if they can.
+
+        With Ulysses ranks, all ranks together divide the heads, and Ulysses ranks the rows of patches.
+        """
+        ulysses, rows = self.ulysses_ranks, self.patches[0]
+        if ulysses > 1 and rows % ulysses:
+            return (
+                f"{ulysses} Ulysses ranks do not divide {rows} rows of patches of an image; give a divisor of {rows}, "
+                "or another size"
+            )
+        if ulysses > 1 and self.heads % (ranks * ulysses):
+            tensor_factor = f" times {ranks} tensor-parallel ranks" if ranks > 1 else ""
+            return (
+                f"{ulysses} Ulysses ranks{tensor_factor} do not divide {self.heads} heads; give numbers whose product "
+                f"divides {self.heads}"
+            )
         if ranks <= self.heads:
             return None
         return f"{ranks} ranks and {self.heads} heads; give at most {self.heads} ranks"

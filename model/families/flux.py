@@ -129,13 +129,18 @@ def _build_single(blocks: JointBlocks, number: int) -> Section:
     output, down = build_linear(f"{tensor}.proj_out", hidden, 5 * hidden).split_inputs((hidden, 4 * hidden))
     projections = AttentionProjections(build_projections(f"{tensor}.attn", hidden).inputs, output)
     head_norms = (f"{tensor}.attn.norm_q.weight", f"{tensor}.attn.norm_k.weight")
-    image, text = (
-        blocks.build_attention(f"{name}.attention", norm, projections, head_norms, stream)
-        for stream in ("image", "text")
-    )
     up = build_linear(f"{tensor}.proj_mlp", 4 * hidden, hidden)
-    block = ModulatedFeedForward(f"{name}.mlp", hidden, None, None, up, down, "gelu_tanh", modulation=norm)
+    streams = []
+    for stream in ("image", "text"):
+        # Ulysses ranks divide weights for the text's rows, and not for those of the image.
+        prefix = f"{name}.text" if stream == "text" and config.ulysses_ranks > 1 else name
+        attention = blocks.build_attention(f"{prefix}.attention", norm, projections, head_norms, stream)
+        block = ModulatedFeedForward(
+            f"{prefix}.mlp", hidden, None, None, up, down, "gelu_tanh", modulation=norm
+        )
+        streams.append((attention, block))
+    (image, block), (text, text_block) = streams
     return (
         blocks.build_modulation(f"{name}.modulation", f"{tensor}.norm", chunks),
-        JointAttention(f"{name}.attention", image, text, config.text_rows, block),
+        JointAttention(f"{name}.attention", image, text, config.text_rows, block, text_block),
     )

@@ -6,6 +6,7 @@ All arithmetic is float32. With bfloat16 activations, results are rounded to bfl
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -63,6 +64,7 @@ class Arithmetic:
         exact: Names of weights that stay float32 with bfloat16 activations.
         caching: Format and scales of the caches.
         row_formats: Formats before whose products kernels round rows, by the weight's name, of `find_row_formats`.
+        ulysses_ranks: Ulysses ranks of each tensor-parallel rank, see `flattened`.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Arithmetic:
         exact: Collection[str] = (),
         caching: CacheRounding = PLAIN_CACHING,
         row_formats: Mapping[str, Format] = MappingProxyType({}),
+        ulysses_ranks: int = 1,
     ) -> None:
         self._row_formats = row_formats
         self._input_scales = {
@@ -86,12 +89,21 @@ class Arithmetic:
         if small:
             self._weights = {name: widen(self._cast_for_device(name)) for name in weights}
             self._exact = frozenset(weights)  # rounded already
-        self._ranks, self.caching = ranks, caching
+        self._ranks, self._ulysses_ranks, self.caching = ranks, ulysses_ranks, caching
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def _cast_for_device(self, name: str) -> Weight:
         """Return the whole weight `name` in the dtype that it has in HBM (`choose_weight_dtype`)."""
         return cast_weight(self._weights[name], self._dtype, name in self._exact)
+
+    @property
+    def flattened(self) -> Arithmetic:
+        """This arithmetic where Ulysses ranks are tensor-parallel ranks too."""
+        if self._ulysses_ranks == 1:
+            return self
+        arithmetic = copy(self)
+        arithmetic._ranks, arithmetic._ulysses_ranks = self._ranks * self._ulysses_ranks, 1
+        return arithmetic
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
         """Receive intermediate results of a reference. This method does nothing; subclasses override it.

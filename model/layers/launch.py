@@ -58,12 +58,15 @@ WindowPages = tuple[tuple[int, int], ...]
 class Axis(Enum):
     """Axis of the mesh, as an argument of a launch that communicates along it.
 
-    `tensor` and `expert` mean replica groups, `pipeline` pairs of a rank and its peer in the next stage.
+    All mean replica groups but `pipeline`, which means pairs of a rank and its peer in the next stage. `flattened` is
+    `tensor` and `ulysses` together.
     """
 
     tensor = "tp"
     pipeline = "pp"
     expert = "ep"
+    ulysses = "ulysses"
+    flattened = "tp and ulysses"
 
 
 class Phase(Enum):
@@ -144,11 +147,14 @@ class DrawVariant:
 class StepShape:
     """Sizes of a step, which determine the shapes of its launches on rank `rank`.
 
-        tokens               rows of the step: the tokens of all sequences, padding included
+        tokens               rows of the step: the tokens of all sequences, padding included; with Ulysses ranks the
+                             rows of a rank
         sequences            sequences of the step, each with the same number of rows
         cache_length         positions of a sequence in the cache, or of a block table
         context              most positions of a sequence
         ranks, expert_ranks  tensor-parallel ranks; groups of them that divide the routed experts
+        ulysses_ranks        groups of tensor-parallel ranks that divide the rows of each sequence, and around attention
+                             its heads instead
         activations          dtype of activations and states
         weights              dtypes of weights
         candidates           likeliest tokens that the head selects
@@ -193,6 +199,7 @@ class StepShape:
     scores: bool = False
     decoding: StepShape | None = None
     expert_ranks: int = 1
+    ulysses_ranks: int = 1
     slots: int = 0
     cache_dtype: str = AUTO
     cache_scales: CacheScales = UNSCALED
@@ -316,9 +323,17 @@ class StepShape:
         return self.sequences + (0 if self.decoding is None else self.decoding.tokens)
 
     @property
+    def flattened(self) -> StepShape:
+        """This step where Ulysses ranks are tensor-parallel ranks too, for layers of rows that all ranks have."""
+        return replace(self, ranks=self.ranks * self.ulysses_ranks, ulysses_ranks=1)
+
+    @property
     def shard(self) -> Shard:
-        """Shard of tensor-parallel rank `rank` and the first expert-parallel rank; the launches have its shapes."""
-        return Shard(self.rank, self.ranks, 0, self.expert_ranks)
+        """Shard of tensor-parallel rank `rank` and the first expert-parallel and Ulysses rank.
+
+        The launches have its shapes.
+        """
+        return Shard(self.rank, self.ranks, 0, self.expert_ranks, 0, self.ulysses_ranks)
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,34 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Shard:
-    """Tensor-parallel rank of `ranks`, and expert-parallel rank of `expert_ranks`."""
+    """Tensor-parallel rank of `ranks`, expert-parallel rank of `expert_ranks`, and Ulysses rank of `ulysses_ranks`.
+
+    Ulysses ranks hold the same weights, and divide the rows of the same sequences.
+    """
 
     rank: int
     ranks: int
     expert_rank: int = 0
     expert_ranks: int = 1
+    ulysses_rank: int = 0
+    ulysses_ranks: int = 1
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks, f"rank {self.rank} of {self.ranks}"
         assert 0 <= self.expert_rank < self.expert_ranks, f"{self.expert_rank} of {self.expert_ranks}"
+        assert 0 <= self.ulysses_rank < self.ulysses_ranks, f"{self.ulysses_rank} of {self.ulysses_ranks}"
+
+    @property
+    def flattened(self) -> Shard:
+        """Shard of the rank where all Ulysses ranks of each tensor-parallel rank are tensor-parallel ranks too."""
+        rank = self.rank * self.ulysses_ranks + self.ulysses_rank
+        return Shard(rank, self.ranks * self.ulysses_ranks, self.expert_rank, self.expert_ranks)
+
+    def slice_ulysses_rows(self, rows: int) -> slice:
+        """Return the slice of the `rows` rows of a sequence that a rank has; Ulysses ranks must divide the rows."""
+        assert rows % self.ulysses_ranks == 0, f"{rows} rows over {self.ulysses_ranks} ranks"
+        count = rows // self.ulysses_ranks
+        return slice(self.ulysses_rank * count, (self.ulysses_rank + 1) * count)
 
 
 def slice_evenly(size: int, shard: Shard) -> slice:

@@ -132,7 +132,7 @@ class LoadedModel:
         """
         checkpoint = adapt_weights(self.checkpoint, target)
         dtypes = choose_weight_dtypes(compose(self.config).weights, checkpoint, self.activations)
-        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor, mesh.expert)
+        return describe_all_ranks(self.config, dtypes, self.activations, mesh.shards)
 
     def choose_cache_scales(self, kv_cache_dtype: str, calibration: str | Path | None) -> CacheScales:
         """Return the scales of caches of a format, from a calibration text or from the checkpoint.

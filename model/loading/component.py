@@ -133,19 +133,19 @@ class LoadedComponent:
         return choose_activation_dtype(self.dtype, self.config, self.checkpoint or {})
 
     def load_shards(self, mesh: Mesh) -> tuple[RankWeights, ...]:
-        """Return the weights of all tensor-parallel ranks of a mesh.
+        """Return the weights of ranks of a mesh, one entry for each distinct shard.
 
         Raises:
             ModelError: The ranks cannot share the component, or the weights exceed the memory of this machine.
         """
         assert self.checkpoint is not None, "a component that is planned only"
         release = self.checkpoint.release
-        return shard_weights(self.config, self.checkpoint, mesh.tensor, after_layer=release, dtype=self.dtype)
+        return shard_weights(self.config, self.checkpoint, mesh.tensor, mesh.shards, release, self.dtype)
 
     def describe_shards(self, mesh: Mesh, target: str) -> tuple[RankWeights, ...]:
         """Return the weights of all ranks as kernels of a chip read them, for dry runs: zeros without memory."""
         dtypes = self.choose_dtypes(target)
-        return describe_all_ranks(self.config, dtypes, self.activations, mesh.tensor)
+        return describe_all_ranks(self.config, dtypes, self.activations, mesh.shards)
 
     def choose_dtypes(self, target: str) -> WeightDtypes:
         """Return the dtypes and formats of the arrays of weights as kernels of a chip read them."""

@@ -103,12 +103,13 @@ def shard_weights(
     shards = [Shard(rank, ranks) for rank in range(ranks)] if shards is None else shards
     layers = list(network.all_layers if layers is None else layers)
     distinct = {weight.name: weight for layer in layers for weight in layer.weights}
-    nbytes = (
-        prod(weight.shape(shard)) * weight.choose_device_dtype(weights, activations).itemsize
-        for weight in distinct.values()
+    nbytes = {
+        (name, weight.compute_content_key(shard)): prod(weight.shape(shard))
+        * weight.choose_device_dtype(weights, activations).itemsize
+        for name, weight in distinct.items()
         for shard in shards
-    )
-    check_memory(sum(nbytes), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
+    }
+    check_memory(sum(nbytes.values()), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     shard_arrays: list[dict[str, np.ndarray]] = [{} for _ in shards]
     kernel_formats = {
         name: weight.find_kernel_format(weights, list_kernel_parameters) for name, weight in distinct.items()
@@ -117,7 +118,9 @@ def shard_weights(
     counts = [count for count in range(1, 2 * ranks + 1) if config.refusal(count) is None]
     for sentence in describe_cuts(distinct, readable, ranks, counts):
         warnings.warn(sentence, UserWarning, stacklevel=2)
-    formats = {name: format for name, format in readable.items() if distinct[name].can_be_cut(format, ranks)}
+    dtypes = WeightDtypes(activations, formats=frozenset(readable.items()))
+    found_formats = {name: weight.find_format(shards[0], dtypes) for name, weight in distinct.items()}
+    formats = {name: format for name, format in found_formats.items() if format is not None}
     for layer in layers:
         for weight in layer.weights:
             format = formats.get(weight.name)
@@ -218,22 +221,17 @@ def adapt_weights(weights: Mapping[str, StoredWeight], target: str) -> dict[str,
 
 
 def describe_all_ranks(
-    config: Config, dtypes: WeightDtypes, activations: np.dtype, ranks: int, expert_ranks: int = 1
+    config: Config, dtypes: WeightDtypes, activations: np.dtype, shards: Sequence[Shard]
 ) -> tuple[RankWeights, ...]:
-    """Return the weights of all ranks for dry runs: read-only zeros of the right shapes and dtypes, without memory.
-
-    The order is that of expert-parallel ranks, and of tensor-parallel ranks in each of them.
+    """Return the weights of ranks for dry runs: read-only zeros of the right shapes and dtypes, without memory.
 
     Args:
         config: the model.
         dtypes: dtypes of the arrays, and formats of the weights.
         activations: dtype of activations.
-        ranks, expert_ranks: numbers of tensor-parallel and of expert-parallel ranks.
+        shards: the shards of the ranks.
     """
     weights = list(compose(config).weights)
-    shards = [
-        Shard(rank, ranks, expert, expert_ranks) for expert in range(expert_ranks) for rank in range(ranks)
-    ]
     return tuple(
         RankWeights(
             shard,

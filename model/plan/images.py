@@ -11,10 +11,10 @@ from model.device import DryDevice
 from model.errors import ModelError
 from model.layers.launch import LeastWork
 from model.loading.component import LoadedComponent
-from model.loading.weights import check_ranks
 from model.plan.prices import Price, compute_price_per
 from model.runners.component import make_step
 from model.runners.denoise import ImageRequest, ImageRunner, Sampling, check_count
+from model.runners.image_mesh import check_components
 from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import ImagePipeline
@@ -28,7 +28,8 @@ class ImagePlan:
     image_size     rows and columns of an image in pixels
     tokens         patches of an image in the denoiser
     images         images of a batch
-    ranks          tensor-parallel ranks that draw a batch
+    ranks          ranks that draw a batch
+    ulysses        Ulysses ranks of each of their tensor-parallel ranks
     lnc            physical cores of a rank
     copies         batches that the instance draws at once, each on its own ranks
     parameters     parameters of all components
@@ -44,6 +45,7 @@ class ImagePlan:
     tokens: int
     images: int
     ranks: int
+    ulysses: int
     lnc: int
     copies: int
     parameters: int
@@ -81,6 +83,8 @@ class ImagePlan:
         yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
         batch = "one image" if self.images == 1 else f"{self.images} images"
         cores = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} of {self.target} (LNC {self.lnc})"
+        if self.ulysses > 1:
+            cores += f", {self.ulysses} by Ulysses"
         yield f"{batch} of {columns}x{rows} pixels, {self.tokens:,} tokens, on {cores}, program order:"
         for component in self.components:
             share = component.total_ns / self.total_ns
@@ -108,6 +112,7 @@ class ImagePlan:
             "target": self.target,
             "lnc": self.lnc,
             "ranks": self.ranks,
+            "ulysses_ranks": self.ulysses,
             "copies": self.copies,
             "parameters": self.parameters,
             "weight_bytes": self.weight_bytes,
@@ -132,7 +137,7 @@ class ImagePredictor:
     Args:
         pipeline: The model for images of one size.
         target: Name of the chip.
-        ranks: Tensor-parallel ranks of a group.
+        ranks: Ranks of a group, Ulysses ranks included.
         lnc: Physical cores of a rank.
         groups: Data-parallel groups of ranks, which share each batch.
 
@@ -143,8 +148,7 @@ class ImagePredictor:
     def __init__(
         self, pipeline: ImagePipeline, target: str, ranks: int = 1, lnc: int = 1, groups: int = 1
     ) -> None:
-        for component in pipeline.components:
-            check_ranks(component.config, ranks)
+        check_components(pipeline.components, ranks)
         self.memory = RankMemory.measure(pipeline.components, target, ranks, lnc)
         self.memory.check_weights()
         device = DryDevice(target, ranks * groups, one_for_all=True, lnc=lnc)
@@ -204,6 +208,7 @@ def plan_images(
     ranks: int = 1,
     lnc: int = 1,
     price: Price | None = None,
+    ulysses: int = 1,
 ) -> ImagePlan:
     """Return the plan of a batch of images; every component is timed by a dry run of one pass.
 
@@ -216,14 +221,16 @@ def plan_images(
         ranks: Tensor-parallel ranks that draw a batch.
         lnc: Physical cores of a rank.
         price: Price of the instance; None if unknown.
+        ulysses: Ulysses ranks of each tensor-parallel rank.
 
     Raises:
         ModelError: The ranks cannot share a component, the instance has fewer of them, their HBM does not hold weights
             and activations, or the batch has more than `MOST_IMAGES` images.
     """
     check_count(images)
-    copies = count_copies(cores, ranks, lnc)
-    predictor = ImagePredictor(pipeline, target, ranks, lnc)
+    all_ranks, divided = ranks * ulysses, pipeline.with_ulysses_ranks(ulysses)
+    copies = count_copies(cores, all_ranks, lnc)
+    predictor = ImagePredictor(divided, target, all_ranks, lnc)
     components = predictor.predict(sampling, images)
     batch = next(component.batch for component in components if component.name == "denoiser")
     return ImagePlan(
@@ -231,20 +238,21 @@ def plan_images(
         pipeline.image_size,
         pipeline.denoiser_config.rows,
         images,
-        ranks,
+        all_ranks,
+        ulysses,
         lnc,
         copies,
         sum(component.parameters for component in pipeline.components),
         sum(component.count_weight_bytes(target) for component in pipeline.components),
         components,
-        _count_work(pipeline.denoiser, batch, ranks, target),
+        _count_work(divided.denoiser, batch, ranks, target),
         predictor.memory,
         price,
     )
 
 
 def _count_work(model: LoadedComponent, batch: int, ranks: int, target: str) -> LeastWork:
-    """Return the least work of one pass of a component over a batch, on one of `ranks` ranks of a chip."""
+    """Return the least work of one pass of a component over a batch on a rank, with so many tensor-parallel ranks."""
     step = make_step(model.config, model.activations, model.choose_dtypes(target), batch, ranks)
     works = [launch.work for layer in model.network.layers for launch in layer.launches(step)]
     return sum(works, LeastWork(0.0, 0.0))

@@ -20,6 +20,7 @@ from model.runners.component import (
     ReferenceComponent,
     count_activation_bytes,
 )
+from model.runners.image_mesh import create_mesh
 from model.runners.pipelines.pipeline import Backend
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
@@ -59,8 +60,8 @@ class KernelBackend:
         """
         key = name, batch, model.config
         if key not in self._created:
-            ranks = self._device.ranks
-            rank_bytes = count_activation_bytes(model, -(-batch // self._groups), ranks // self._groups)
+            ranks, mesh = self._device.ranks, create_mesh(model.config, self._device.ranks, self._groups)
+            rank_bytes = count_activation_bytes(model, -(-batch // self._groups), mesh.tensor)
             if self._memory is not None:
                 self._memory.check_pass(name, batch, rank_bytes)
             check_memory(ranks * rank_bytes, f"the {name.replace('_', ' ')} of a batch of {batch}")

@@ -26,8 +26,8 @@ from model.layers.layer import States
 from model.layers.precision import FLOAT32
 from model.loading.component import LoadedComponent
 from model.loading.weights import RankWeights, find_row_formats
-from model.mesh import Mesh
 from model.network import Network
+from model.runners.image_mesh import count_ulysses_ranks, create_mesh, divide_rows, join_rows
 
 WIDENED_BYTES = 2**30
 """Most memory of the float32 copies of a component's weights that a reference keeps."""
@@ -60,14 +60,16 @@ class ReferenceComponent:
     ) -> None:
         self._network = model.network
         assert model.checkpoint is not None, "a component that is planned only"
-        row_formats = find_row_formats(self._network.weights, model.checkpoint, ranks)
+        mesh = create_mesh(model.config, ranks)
+        row_formats = find_row_formats(self._network.weights, model.checkpoint, mesh.tensor)
         self._numpy = arithmetic(
             model.checkpoint,
             model.activations,
             WIDENED_BYTES,
-            ranks,
+            mesh.tensor,
             self._network.exact,
             row_formats=row_formats,
+            ulysses_ranks=mesh.ulysses,
         )
         self._span = Span(0, model.config.rows)
 
@@ -125,14 +127,16 @@ class KernelComponent:
         progress: Progress = lambda done, sections: None,
         groups: int = 1,
     ) -> None:
-        mesh, network = Mesh(device.ranks // groups, groups), model.network
+        mesh, network = create_mesh(model.config, device.ranks, groups), model.network
         shards = model.load_shards(mesh) if shards is None else shards
         group_batch = mesh.count_group_sequences(batch)
         step = make_step(model.config, shards[0].dtype, shards[0].dtypes, group_batch, mesh.tensor)
         step = replace(step, bounded=_find_bounded_layers(network, shards[0].arrays))
         _check_launches(network, step, batch)
         self._device, self._mesh, self._step, self._batch = device, mesh, step, batch
-        self._shapes = _list_input_shapes(network, step)
+        self._local_shapes = _list_input_shapes(network, step)
+        whole_step = replace(step, tokens=step.tokens * mesh.ulysses, ulysses_ranks=1)
+        self._shapes = _list_input_shapes(network, whole_step)
         self._launched = LaunchedNetwork(network, shards, device, step, mesh, f"a batch of {batch}", progress)
 
     def create_inputs(self) -> Arrays:
@@ -145,12 +149,12 @@ class KernelComponent:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Return the outputs by name, float32 [batch, ...] each; see `Component`."""
-        groups, sequences = self._mesh.data, self._step.sequences
-        padding = groups * sequences - self._batch
-        arrays = {
-            name: np.concatenate([array, *[array[-1:]] * padding]).reshape(groups, *self._shapes[name])
-            for name, array in inputs.items()
-        }
+        groups = self._mesh.data // self._mesh.ulysses
+        padding = groups * self._step.sequences - self._batch
+        arrays = {}
+        for name, array in inputs.items():
+            batch = np.concatenate([array, *[array[-1:]] * padding]).reshape(groups, *self._shapes[name])
+            arrays[name] = divide_rows(batch, self._local_shapes[name], self._mesh.ulysses)
         with self._device.session():
             outputs = self._launched.run(self._step, arrays)
         return {name: self._join_groups(arrays) for name, arrays in outputs.items()}
@@ -158,12 +162,13 @@ class KernelComponent:
     def _join_groups(self, arrays: RankArrays) -> np.ndarray:
         """Return an output as float32 [batch, ...] from its arrays on the ranks, equal on those of a group.
 
-        A dry run has the array of rank 0 alone, which stands for those of all groups.
+        Ulysses ranks have rows of its images. A dry run has the array of rank 0 alone, which stands for those of all
+        groups.
         """
         first_ranks = range(0, self._mesh.ranks, self._mesh.tensor)
         groups = [arrays[rank if rank < len(arrays) else 0] for rank in first_ranks]
         batches = [_split_batch(np.asarray(group).astype(FLOAT32), self._step.sequences) for group in groups]
-        return np.concatenate(batches)[: self._batch]
+        return join_rows(batches, self._mesh.ulysses)[: self._batch]
 
 
 def make_step(
@@ -180,17 +185,19 @@ def make_step(
         activations: Dtype of activations.
         weights: Dtypes of weights.
         batch: Number of images or texts.
-        ranks: Tensor-parallel ranks.
+        ranks: Tensor-parallel ranks. A denoiser's config has its Ulysses ranks.
     """
+    ulysses = count_ulysses_ranks(config)
     return StepShape(
         Phase.prefill,
-        tokens=batch * config.rows,
+        tokens=batch * config.rows // ulysses,
         sequences=batch,
         cache_length=config.rows,
         context=config.rows,
         ranks=ranks,
         activations=activations,
         weights=weights,
+        ulysses_ranks=ulysses,
     )
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.loading.component import LoadedComponent
-from model.mesh import Mesh
 from model.runners.component import Arrays, Component, KernelComponent, count_activation_bytes
+from model.runners.image_mesh import create_mesh
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import DryDevice
@@ -86,11 +86,11 @@ class DryBackend:
 
     def _time(self, model: LoadedComponent, batch: int, name: str) -> TimedComponent:
         """Return the component after a dry run of one pass."""
-        ranks = self._device.ranks // self._groups
-        activation_bytes = count_activation_bytes(model, -(-batch // self._groups), ranks)
+        mesh = create_mesh(model.config, self._device.ranks, self._groups)
+        activation_bytes = count_activation_bytes(model, -(-batch // self._groups), mesh.tensor)
         if self._memory is not None:
             self._memory.check_pass(name, batch, activation_bytes)
-        shards = model.describe_shards(Mesh(ranks), self._target)
+        shards = model.describe_shards(mesh, self._target)
         component = KernelComponent(
             model, self._device, batch, shards, self._device.layer_done, groups=self._groups
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from model.device import chip
 from model.errors import ModelError
 from model.loading.component import LoadedComponent
-from model.mesh import Mesh
+from model.runners.image_mesh import create_mesh
 
 _FEWER_BITS = "weights of fewer bits (--quantization of nkw plan and nkw imagine)"
 
@@ -21,7 +21,7 @@ _FEWER_BITS = "weights of fewer bits (--quantization of nkw plan and nkw imagine
 class RankMemory:
     """HBM of a rank, and the bytes of its part of the weights.
 
-    ranks         tensor-parallel ranks that share the weights
+    ranks         ranks that share the weights; Ulysses ranks have the same ones of a denoiser
     lnc           physical cores of a rank
     weight_bytes  bytes of the first rank's weights, of all components
     hbm_bytes     bytes of HBM of a rank
@@ -41,7 +41,9 @@ class RankMemory:
         arrays = [
             array
             for component in components
-            for array in component.describe_shards(Mesh(ranks), target)[0].arrays.values()
+            for array in component.describe_shards(create_mesh(component.config, ranks), target)[
+                0
+            ].arrays.values()
         ]
         hbm_bytes = lnc * chip(target).hbm_bytes_per_core
         return cls(target, ranks, lnc, sum(array.nbytes for array in arrays), hbm_bytes)

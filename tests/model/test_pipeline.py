@@ -140,7 +140,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
         dry = {
             rank_weights.shard: rank_weights.arrays
             for rank_weights in describe_all_ranks(
-                config, stage_weights.dtypes, stage_weights.dtype, stage_weights.shard.ranks
+                config, stage_weights.dtypes, stage_weights.dtype, Mesh(stage_weights.shard.ranks).shards
             )
         }
         for shard, arrays in all_arrays.items():

@@ -147,7 +147,7 @@ def test_weights_alone_are_refused_before_any_dry_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--pp", "2"], "--pp: images are planned on tensor ranks of one instance"),
+        (["--pp", "2"], "--pp: images are planned on tensor and Ulysses ranks of one instance"),
         (["--prompt", "7"], "--prompt: images are planned"),
         (["--tp", "3"], "3 ranks"),
         (["--size", "32x32"], "its sizes are 16x16"),

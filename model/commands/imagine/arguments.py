@@ -7,7 +7,7 @@ OPTIONS = options(
     "--negative-prompt --steps --guidance --guidance-passes --images --size --latents",
     option("--seed", help="of the noise of the first image (default: %(default)s)"),
     "--out=PNG --grid --save-steps",
-    "--target --tp",
+    "--target --tp --ulysses-degree",
     option(
         "--dp",
         help="groups of such ranks, which share images and the passes of guidance (default: %(default)s)",

@@ -21,9 +21,9 @@ from model.commands.imagine.png import arrange_grid, write_png
 from model.commands.imagine.report import Difference, TargetTimes, summarise
 from model.commands.options.images import FIRST_PROMPT
 from model.errors import ModelError, check_memory
-from model.loading.weights import check_ranks
 from model.runners.backends import KernelBackend, ReferenceBackend
 from model.runners.denoise import Drawing, Guidance, ImageRequest, ImageRunner, Sampling, check_count
+from model.runners.image_mesh import check_components
 from model.runners.image_times import ComponentTime, DryBackend
 from model.runners.pipelines import open_pipeline
 from model.runners.pipelines.pipeline import Backend, ImagePipeline
@@ -46,9 +46,12 @@ def imagine_command(options: argparse.Namespace) -> int:
     """
     check_cores(options)
     check_timelines(options)
-    if options.tp * options.dp > MOST_RANKS:
+    group_ranks = _count_group_ranks(options)
+    if group_ranks * options.dp > MOST_RANKS:
+        ulysses = f", --ulysses-degree {options.ulysses_degree}" if options.ulysses_degree > 1 else ""
         raise ModelError(
-            f"--tp {options.tp} and --dp {options.dp}; one run takes {MOST_RANKS} ranks at most: give smaller numbers"
+            f"--tp {options.tp}{ulysses} and --dp {options.dp}; one run takes {MOST_RANKS} ranks at most: give smaller "
+            "numbers"
         )
     requests = list_requests(options)
     sampling = Sampling(options.steps, options.guidance, Guidance(options.guidance_passes))
@@ -56,8 +59,8 @@ def imagine_command(options: argparse.Namespace) -> int:
     if options.size is not None:
         pipeline = pipeline.with_image_size(options.size[1], options.size[0])
     pipeline = replace(pipeline, denoiser=pipeline.denoiser.quantise(options.quantization, options.target))
-    for component in pipeline.components:
-        check_ranks(component.config, options.tp)
+    pipeline = pipeline.with_ulysses_ranks(options.ulysses_degree)
+    check_components(pipeline.components, group_ranks)
     pipeline.plan(options.steps)
     outputs = Outputs(lambda: [*pipeline.files, *([] if options.latents is None else [options.latents])])
     if options.out is not None or options.save_steps is not None:
@@ -81,11 +84,11 @@ def imagine_command(options: argparse.Namespace) -> int:
         settings["latents"] = None if options.latents is None else str(options.latents)
         _write_images(options, files, drawing.images, requests, settings)
         times = _predict(options, pipeline, requests, sampling) if options.backend == "simulate" else []
-        show(summarise(drawing, difference, times, options.tp * options.dp))
+        show(summarise(drawing, difference, times, group_ranks * options.dp))
         for target in times:
             if target.target == options.target:
                 _report_timelines(options, target.components, trace, page)
-        traces = [] if recorder is None else list(recorder.trace(requests, options.tp))
+        traces = [] if recorder is None else list(recorder.trace(requests, group_ranks))
         for trace_of_image in traces:
             show(describe_trace(trace_of_image))
         contents["explained"] = list(map(asdict, traces))
@@ -144,19 +147,25 @@ def read_noise(path: Path) -> np.ndarray:
     return noise
 
 
+def _count_group_ranks(options: argparse.Namespace) -> int:
+    """Return the number of ranks that compute a batch together: Ulysses ranks of all tensor-parallel ones."""
+    ranks: int = options.tp * options.ulysses_degree
+    return ranks
+
+
 def _create_backend(options: argparse.Namespace, pipeline: ImagePipeline) -> Backend:
-    """Return the backend of --backend on the ranks of --tp and --dp.
+    """Return the backend of --backend on the ranks of --tp, --ulysses-degree and --dp.
 
     Raises:
         ModelError: The HBM of a simulated rank does not hold the weights.
     """
     if options.backend == "numpy":
-        return ReferenceBackend(options.tp)
+        return ReferenceBackend(_count_group_ranks(options))
     from model.device import SimulatedDevice
 
     memory = _measure_memory(options, pipeline, options.target)
     memory.check_weights()
-    return KernelBackend(SimulatedDevice(options.target, options.tp * options.dp), options.dp, memory)
+    return KernelBackend(SimulatedDevice(options.target, memory.ranks * options.dp), options.dp, memory)
 
 
 def _draw(
@@ -191,7 +200,9 @@ def _draw(
     if options.backend == "numpy" or not options.check:
         return drawing, None
     with working(lambda: "comparing with the numpy model"):
-        expected = ImageRunner(pipeline, ReferenceBackend(options.tp)).draw(requests, sampling, noise)
+        expected = ImageRunner(pipeline, ReferenceBackend(_count_group_ranks(options))).draw(
+            requests, sampling, noise
+        )
     return drawing, Difference.measure(drawing, expected)
 
 
@@ -254,8 +265,8 @@ def _predict(
 
     times = []
     for target in iterate_targets(options.target):
-        memory, ranks = _measure_memory(options, pipeline, target), options.tp * options.dp
-        device = DryDevice(target, ranks, one_for_all=True, lnc=memory.lnc)
+        memory = _measure_memory(options, pipeline, target)
+        device = DryDevice(target, memory.ranks * options.dp, one_for_all=True, lnc=memory.lnc)
         backend = DryBackend(device, target, options.dp)
         passes = ImageRunner(pipeline, backend).draw(requests, sampling).passes
         components = tuple(backend.list_times(passes))
@@ -280,7 +291,7 @@ def _report_timelines(
     """
     passes = [(component.label, component.model_pass) for component in components]
     names = [component.name.replace("_", " ") for component in components]
-    write_timelines(options, options.tp * options.dp, passes, names, trace, page)
+    write_timelines(options, _count_group_ranks(options) * options.dp, passes, names, trace, page)
     for label, path in (("trace", options.trace), ("page", options.html)):
         if path is not None:
             show_lines(f"{label}: {path}")
@@ -293,7 +304,8 @@ def _measure_memory(options: argparse.Namespace, pipeline: ImagePipeline, target
     from model.device import limit_lnc
     from model.runners.rank_memory import RankMemory
 
-    return RankMemory.measure(pipeline.components, target, options.tp, limit_lnc(target, options.lnc))
+    lnc = limit_lnc(target, options.lnc)
+    return RankMemory.measure(pipeline.components, target, _count_group_ranks(options), lnc)
 
 
 def _build_document(

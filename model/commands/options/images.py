@@ -69,6 +69,13 @@ ROWS: Rows = {
         type=parse_image_size,
         help="of an image in pixels, a size of the model (default: its first)",
     ),
+    "--ulysses-degree": dict(
+        metavar="N",
+        type=count,
+        default=1,
+        help="Ulysses ranks of each rank of --tp: they divide the rows of the denoiser's images, and its heads around "
+        "attention (default: %(default)s)",
+    ),
     "--latents": dict(
         metavar="FILE",
         type=Path,

@@ -28,7 +28,7 @@ OPTIONS = options(
     ),
     "--prompt=N --generate",
     option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
-    "--steps --guidance --size --profile",
+    "--steps --guidance --size --ulysses-degree --profile",
     "--schemes --recommend",
     option("--rate", help="requests a second of --recommend, at random"),
     "config --as --dtype=PLANNED --quantization --row-scales --kv-cache-dtype --price --prices --bench-script --json",

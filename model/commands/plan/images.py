@@ -19,7 +19,7 @@ from nkw.files import Outputs, json_document
 from nkw.terminal import show, show_lines, working
 
 _READ = ("price", "prices", "quantization")
-IMAGE_OPTIONS = ("steps", "guidance", "size", "profile")
+IMAGE_OPTIONS = ("steps", "guidance", "size", "ulysses_degree", "profile")
 """Options of images, which plans of other models do not read."""
 
 
@@ -32,7 +32,7 @@ def plan_pipeline(options: argparse.Namespace) -> int:
         ModelError: An option is given that such a plan does not read, or the folder describes what no layer computes.
     """
     unread = (*(name for name in UNPLANNED if name not in _READ), "prompt", "generate")
-    refuse_options(options, OPTIONS, unread, "images are planned on tensor ranks of one instance")
+    refuse_options(options, OPTIONS, unread, "images are planned on tensor and Ulysses ranks of one instance")
     names = [name.strip() for names in options.instance or () for name in names.split(",")]
     if len(names) > 1:
         raise ModelError(f"images are planned on one instance, not on {len(names)}")
@@ -55,6 +55,7 @@ def plan_pipeline(options: argparse.Namespace) -> int:
                 options.tp or 1,
                 lnc,
                 price,
+                options.ulysses_degree,
             )
         contents.update(plan.build_document(name))
         show_lines("\n".join(plan.format_lines(name)))

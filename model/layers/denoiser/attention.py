@@ -7,7 +7,8 @@
     k, v    = text @ w_k, text @ w_v
     x       = x + o @ w_o
 
-No keys are cached: every pass computes all of them. Ranks divide the heads.
+No keys are cached: every pass computes all of them. Tensor-parallel ranks divide the heads. Ulysses ranks divide the
+rows, and exchange them for heads around self-attention (`ulysses`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
 from model.layers.denoiser.modulation import ModulatedNorm
 from model.layers.denoiser.rotation import AxialRotation, ShiftedHeadNorm
+from model.layers.denoiser.ulysses import gather_rows, scatter_rows
 from model.layers.launch import (
     INT32,
     Argument,
@@ -89,10 +91,21 @@ class ImageAttention(AttentionHeads, Stateless):
         return {} if self.rotation is None else self.rotation.list_constants(step)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of projection, attention and output projection with gate and residual."""
+        """Return the launches of projection, attention and output projection with gate and residual.
+
+        Ulysses ranks exchange rows for heads before attention, and heads for rows after it.
+        """
         projected = self._describe_projected(step)
+        gathers, projected = gather_rows(projected, step)
         attention = launch_attention(*projected, self.heads, step, is_bounded=self.name in step.bounded)
-        return [self.launch_projection(step), attention, *self.list_output_launches(step)]
+        scatters = scatter_rows(projected[0], step)
+        return [
+            self.launch_projection(step),
+            *gathers,
+            attention,
+            *scatters,
+            *self.list_output_launches(step),
+        ]
 
     def list_bounded_layers(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
         """Return the layer's name if its norms of heads bound scores by `MOST_BOUNDED_SCORE`, else no name."""
@@ -241,7 +254,7 @@ def launch_attention(
         "k": k,
         "v": v,
         "scale": heads.score_scale,
-        "num_kv_heads": heads.layout(step.ranks).kv_heads_of_rank,
+        "num_kv_heads": k.shape[1] // heads.head_dim,
         "causal": False,
         "sequences": step.sequences,
         **({"key_lengths": Value(lengths, (step.sequences, 1), INT32)} if lengths else {}),

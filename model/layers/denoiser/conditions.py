@@ -4,7 +4,8 @@ embedding = linear_2(silu(linear_1(sinusoids(timestep)))) [+ further embeddings]
 rows      = linear(silu(embedding))
 
 Where embeddings are divided, each rank has some elements of them, and rows of the matrices that multiply them. Partial
-products are all-reduced, so that no rank reads all of a large denoiser's modulation weights.
+products are all-reduced, so that no rank reads all of a large denoiser's modulation weights. Ulysses ranks divide them
+as tensor-parallel ranks do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.denoiser.ulysses import flatten_weights
 from model.layers.launch import (
     FLOAT32,
     INT32,
@@ -102,7 +104,7 @@ class Embedding(Stateless):
     @property
     def weights(self) -> Sequence[Weight]:
         """Both matrices and their biases."""
-        return [weight for weight in self._list_weights() if weight is not None]
+        return flatten_weights(weight for weight in self._list_weights() if weight is not None)
 
     def _launch(
         self,
@@ -120,7 +122,7 @@ class Embedding(Stateless):
             parameters: Its parameters of the weights in the order of `_list_weights`.
         """
         weights = {
-            parameter: create_argument(weight, step)
+            parameter: create_argument(weight, step.flattened)
             for parameter, weight in zip(parameters, self._list_weights())
         }
         matrices = [weight.value(step) for weight in self.weights]
@@ -264,11 +266,11 @@ class ConditionRows(Stateless):
     @property
     def weights(self) -> Sequence[Weight]:
         """Matrix and bias."""
-        return [weight for weight in (self._matrix, self._bias) if weight is not None]
+        return flatten_weights(weight for weight in (self._matrix, self._bias) if weight is not None)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `modulation`."""
-        matrix = self._matrix.value(step)
+        matrix = self._matrix.value(step.flattened)
         return (
             Launch(
                 "modulation",
@@ -277,7 +279,7 @@ class ConditionRows(Stateless):
                     "w": matrix,
                     "bias": create_argument(self._bias, step),
                     "chunks": len(self.chunks),
-                    "replica_group": Axis.tensor if self.is_divided else None,
+                    "replica_group": Axis.flattened if self.is_divided else None,
                 },
                 self.chunks,
                 count_product_work(step.sequences, matrix),
@@ -289,7 +291,7 @@ class ConditionRows(Stateless):
         """Return x unchanged; set the results in `states`, [1, outputs / chunks] each. silu and results are rounded."""
         inner = numpy.round(apply_activation(states[self.source], "silu"))
         if self.is_divided:
-            rows = numpy.round(numpy.sum_partial_products(inner, self.projection, slice_evenly))
+            rows = numpy.round(numpy.flattened.sum_partial_products(inner, self.projection, slice_evenly))
         else:
             rows = numpy.round(numpy.multiply(inner, self.projection))
         states |= dict(zip(self.chunks, np.split(rows, len(self.chunks), axis=-1)))

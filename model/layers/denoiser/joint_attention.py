@@ -17,6 +17,7 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.denoiser.attention import MOST_BOUNDED_SCORE, ImageAttention, bound_scores, launch_attention
 from model.layers.denoiser.conditions import create_bias, create_matrix
 from model.layers.denoiser.feed_forward import ModulatedFeedForward
+from model.layers.denoiser.ulysses import flatten_launches, flatten_weights, gather_rows, scatter_rows
 from model.layers.launch import Argument, Launch, StepShape, Value, count_product_work
 from model.layers.layer import Constant, Stateless, States
 from model.layers.projection import Projection
@@ -32,8 +33,12 @@ _SECOND_NAMES = {"q": "second_q", "k": "second_k", "v": "second_v", "o": "second
 
 
 def take_text_step(step: StepShape, text_rows: int) -> StepShape:
-    """Return the step with the rows of the texts of all images instead of those of the images."""
-    return replace(step, tokens=step.sequences * text_rows)
+    """Return the step with the rows of the texts of all images instead of those of the images.
+
+    Ulysses ranks all have these rows, and divide heads and inner elements as tensor-parallel ranks do. A text has too
+    few rows to divide: each rank would read all of the weights for a fraction of them.
+    """
+    return replace(step.flattened, tokens=step.sequences * text_rows)
 
 
 def move_to_text(launch: Launch) -> Launch:
@@ -47,7 +52,7 @@ def _rename_arrays(launch: Launch, names: Mapping[str, str], label: str) -> Laun
     Args:
         launch: The launch.
         names: New names by old names; others stay.
-        label: Label that distinguishes the launch in reports.
+        label: Label that distinguishes the launch in reports, after the label that it has.
     """
     arguments: dict[str, Argument] = {
         parameter: replace(argument, name=names.get(argument.name, argument.name))
@@ -56,6 +61,7 @@ def _rename_arrays(launch: Launch, names: Mapping[str, str], label: str) -> Laun
         for parameter, argument in launch.arguments.items()
     }
     results = tuple(names.get(name, name) for name in launch.results)
+    label = f"{launch.label}, {label}" if launch.label else label
     return replace(launch, arguments=arguments, results=results, label=label)
 
 
@@ -115,18 +121,25 @@ class TextFeedForward(Stateless):
     @property
     def weights(self) -> Sequence[Weight]:
         """Matrices and biases."""
-        return self.block.weights
+        return flatten_weights(self.block.weights)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `mlp` that replaces the text's rows."""
         text_step = take_text_step(step, self.text_rows)
-        return [move_to_text(launch) for launch in self.block.launches(text_step)]
+        return [move_to_text(launch) for launch in flatten_launches(self.block.launches(text_step))]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return x unchanged; replace the text's rows in `states`."""
         text_span = Span(0, self.text_rows)
-        states[TEXT_ROWS] = self.block.reference(states[TEXT_ROWS], text_span, states, numpy)
+        states[TEXT_ROWS] = self.block.reference(states[TEXT_ROWS], text_span, states, numpy.flattened)
         return x
+
+
+def _list_block_weights(block: ModulatedFeedForward | None) -> list[Weight]:
+    """Return the weights of a feed-forward block, which plans count under its component; none without a block."""
+    if block is None:
+        return []
+    return [replace(weight, component=weight.component or block.component) for weight in block.weights]
 
 
 @dataclass(frozen=True)
@@ -135,8 +148,9 @@ class JointAttention(Stateless):
 
     image, text   projections of the streams, which may have the same weights; those of `text` describe x, and are used
                   for the text's rows
-    feed_forward  block of both streams that reads the same rows as the projections and is added to the same residual,
-                  as in FLUX's single blocks; None without
+    feed_forward  block of the image that reads the same rows as the projections and is added to the same residual, as
+                  in FLUX's single blocks; None without
+    text_feed_forward  the same of the text, which may have the same weights
     second        projections with which the image attends to itself too, from the same rows (SD3.5); None without
     """
 
@@ -145,21 +159,18 @@ class JointAttention(Stateless):
     text: ImageAttention
     text_rows: int
     feed_forward: ModulatedFeedForward | None = None
+    text_feed_forward: ModulatedFeedForward | None = None
     second: ImageAttention | None = None
     component: ClassVar[str] = "attention"
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Weights of both streams, each once, of the second attention and of the feed-forward block."""
-        attentions = [self.image, self.text, *([] if self.second is None else [self.second])]
-        weights = {weight.name: weight for attention in attentions for weight in attention.weights}
-        if self.feed_forward is not None:
-            component = self.feed_forward.component
-            weights |= {
-                weight.name: replace(weight, component=weight.component or component)
-                for weight in self.feed_forward.weights
-            }
-        return list(weights.values())
+        """Weights of both streams, each once, of the second attention and of the feed-forward blocks."""
+        weights = [*self.image.weights, *([] if self.second is None else self.second.weights)]
+        weights += flatten_weights(self.text.weights)
+        weights += _list_block_weights(self.feed_forward)
+        weights += flatten_weights(_list_block_weights(self.text_feed_forward))
+        return list({weight.name: weight for weight in weights}.values())
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the functions that compute the tables of the image's rotation, by array name."""
@@ -174,12 +185,14 @@ class JointAttention(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of both streams' projections, of joint attention, and of both outputs.
 
-        All projections precede outputs and the feed-forward block, which replace the rows that they read.
+        All projections precede outputs and the feed-forward block, which replace the rows that they read. Ulysses ranks
+        exchange rows for heads before attention, and heads for rows after it.
         """
         text_step = take_text_step(step, self.text_rows)
+        gathers, image = gather_rows(self.image.describe_projected(step), step)
         text = self.text.describe_projected(text_step)
         attention = launch_attention(
-            *self.image.describe_projected(step),
+            *image,
             self.image.heads,
             step,
             text=(
@@ -192,7 +205,9 @@ class JointAttention(Stateless):
         blocks: list[Launch] = []
         if self.feed_forward is not None:
             blocks += self.feed_forward.launches(step)
-            blocks += map(move_to_text, self.feed_forward.launches(text_step))
+        if self.text_feed_forward is not None:
+            blocks += map(move_to_text, flatten_launches(self.text_feed_forward.launches(text_step)))
+        text_outputs = flatten_launches(self.text.list_output_launches(text_step))
         second: list[Launch] = []
         if self.second is not None:
             second += [
@@ -203,9 +218,11 @@ class JointAttention(Stateless):
             move_to_text(self.text.launch_projection(text_step)),
             *second[:1],
             *blocks,
+            *gathers,
             attention,
+            *scatter_rows(image[0], step),
             *self.image.list_output_launches(step),
-            *map(move_to_text, self.text.list_output_launches(text_step)),
+            *map(move_to_text, text_outputs),
             *second[1:],
         ]
 
@@ -221,8 +238,9 @@ class JointAttention(Stateless):
         mixed = attend(query, keys, values, self.image.heads, joint, numpy)
         if self.feed_forward is not None:
             x = self.feed_forward.reference(x, span, states, numpy)
-            text = self.feed_forward.reference(text, text_span, states, numpy)
-        states[TEXT_ROWS] = self.text.add_output(text, mixed[span.count :], states, numpy)
+        if self.text_feed_forward is not None:
+            text = self.text_feed_forward.reference(text, text_span, states, numpy.flattened)
+        states[TEXT_ROWS] = self.text.add_output(text, mixed[span.count :], states, numpy.flattened)
         first = self.image.add_output(x, mixed[: span.count], states, numpy)
         if self.second is None:
             return first

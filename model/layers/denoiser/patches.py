@@ -65,7 +65,7 @@ class PositionTable:
     interpolation: float
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """Return the table, the same on every rank; angles are computed in float64."""
+        """Return the rows of the table that a rank has; angles are computed in float64."""
         rows, columns = (
             np.arange(count, dtype=np.float32)
             / np.float32(count / self.base)
@@ -76,25 +76,24 @@ class PositionTable:
         frequencies = 1.0 / 10000.0 ** (np.arange(quarter) / quarter)
         grid = np.broadcast_to(columns, self.patches), np.broadcast_to(rows[:, None], self.patches)
         angles = [positions.reshape(-1, 1) * frequencies for positions in grid]
-        return np.concatenate(
-            [function(angle) for angle in angles for function in (np.sin, np.cos)], axis=1
-        ).astype(np.float32)
+        table = np.concatenate([function(angle) for angle in angles for function in (np.sin, np.cos)], axis=1)
+        return table[shard.slice_ulysses_rows(len(table))].astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Cropped(Cut):
-    """Cut of the middle of a square table [1, most * most, size] as [rows * columns, size] on every rank."""
+    """Cut of the middle of a square table [1, most * most, size] as [rows * columns, size], or a rank's rows of it."""
 
     most: int
     patches: tuple[int, int]
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return (rows * columns, size)."""
-        return prod(self.patches), tensor_shape[-1]
+        """Return (rows * columns of the rank, size)."""
+        return prod(self.patches) // shard.ulysses_ranks, tensor_shape[-1]
 
     def take(self, tensor: StoredWeight, shard: Shard) -> np.ndarray:
-        """Return a copy of the middle rows and columns of the table."""
-        return self.crop(np.asarray(tensor))
+        """Return a copy of the middle rows and columns of the table, as far as a rank has them."""
+        return self.crop(np.asarray(tensor))[shard.slice_ulysses_rows(prod(self.patches))]
 
     def crop(self, table: np.ndarray) -> np.ndarray:
         """Return a copy of the middle rows and columns; with an odd rest there is one more after them than before."""
@@ -103,6 +102,15 @@ class Cropped(Cut):
         )
         grid = table.reshape(self.most, self.most, -1)
         return grid[rows, columns].reshape(prod(self.patches), -1).copy()
+
+
+@dataclass(frozen=True)
+class PositionWeight(Weight):
+    """Table of positions on a rank, whose rows Ulysses ranks divide."""
+
+    def compute_content_key(self, shard: Shard) -> object:
+        """Return a hashable key that is equal for ranks with the same rows."""
+        return shard.ulysses_rank
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class StoredPositions:
     def describe_weight(self, name: str) -> Weight:
         """Return the table of an image as a weight called `name`."""
         cut = Cropped(self.most, self.patches)
-        return Weight(name, (Tensor(self.tensor, (1, self.most**2, self.size), cut),))
+        return PositionWeight(name, (Tensor(self.tensor, (1, self.most**2, self.size), cut),))
 
     def load(self, numpy: Arithmetic) -> np.ndarray:
         """Return the table of an image for a reference, float32 [patches, size]."""
@@ -174,8 +182,10 @@ class PatchInput(Stateless):
         return {}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch of `patch_embedding` that writes x."""
-        latents = Value(LATENTS, (step.sequences, *self.shape), step.activations)
+        """Return the launch of `patch_embedding` that writes x; Ulysses ranks divide the rows of latent images."""
+        channels, rows, columns = self.shape
+        shape = (step.sequences, channels, rows // step.ulysses_ranks, columns)
+        latents = Value(LATENTS, shape, step.activations)
         matrix = self._matrix.value(step)
         arguments: dict[str, Argument] = {
             "x": latents,
@@ -250,14 +260,14 @@ class PatchOutput(Stateless):
         return [weight for weight in (self._matrix, self._bias) if weight is not None]
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch of `patch_output`."""
+        """Return the launch of `patch_output`; Ulysses ranks divide the rows of latent images."""
         x, matrix = Value("x", (step.tokens, self.norm.size), step.activations), self._matrix.value(step)
         arguments: dict[str, Argument] = {
             "x": x,
             "w": matrix,
             "bias": create_argument(self._bias, step),
             **self.norm.list_arguments(step),
-            "rows": self.patches[0],
+            "rows": self.patches[0] // step.ulysses_ranks,
             "columns": self.patches[1],
             "patch": self.patch_size,
         }

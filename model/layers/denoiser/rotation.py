@@ -17,7 +17,6 @@ from model.layers.launch import FLOAT32, INT32, Argument, StepShape, Value
 from model.layers.layer import Constant
 from model.layers.norm import Norm
 from model.layers.shard import TRANSPOSED, Cut, Reordered, Shape, Shard
-from model.layers.text_encoder import TextPositions
 from model.layers.weight import Tensor, Weight
 
 _THETA = 10000.0
@@ -62,7 +61,7 @@ class AxialRotation:
         """Return the functions that compute the arrays of `list_arguments`, by name."""
         cos, sin = _TABLES
         return {
-            _POSITIONS: TextPositions(step.sequences, self.patches[0] * self.patches[1]),
+            _POSITIONS: _PatchPositions(step.sequences, self.patches[0] * self.patches[1]),
             cos: _RotationTable(self, 0),
             sin: _RotationTable(self, 1),
         }
@@ -73,6 +72,19 @@ class AxialRotation:
         first, second = heads[..., ::2], heads[..., 1::2]
         turned = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
         return numpy.round(turned.reshape(heads.shape))
+
+
+@dataclass(frozen=True)
+class _PatchPositions:
+    """Constant with the indices of the patches of images, which are rows of the tables of a rotation."""
+
+    images: int
+    patches: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """Return the indices of the patches that a rank has of each image, int32 [images * patches of the rank, 1]."""
+        indices = np.arange(self.patches, dtype=np.int32)[shard.slice_ulysses_rows(self.patches)]
+        return np.tile(indices, self.images)[:, None]
 
 
 @dataclass(frozen=True)

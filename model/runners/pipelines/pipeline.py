@@ -99,6 +99,11 @@ class ImagePipeline(ABC):
         autoencoder = self.autoencoder.resize(self.autoencoder_config.with_size(rows, columns))
         return replace(self, denoiser=self.denoiser.resize(config), autoencoder=autoencoder)
 
+    def with_ulysses_ranks(self: P, ranks: int) -> P:
+        """Return the pipeline with so many Ulysses ranks, which divide the rows of the denoiser's images."""
+        config = replace(self.denoiser_config, ulysses_ranks=ranks)
+        return replace(self, denoiser=self.denoiser.resize(config))
+
     def with_image_size(self: P, rows: int, columns: int) -> P:
         """Return the pipeline for images of another size in pixels.
 
