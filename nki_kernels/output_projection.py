@@ -62,15 +62,16 @@ Cost
     a prompt (K = 256, H = 8192), 55 to 69 % in decode. With float8_e4m3 weights, T = 1, 16 and 64 are 1.53, 1.53 and
     1.57 times as fast as with bfloat16 (K = 512, H = 4096), 1.49, 1.52 and 1.24 (K = 256, H = 8192), 1.08, 1.05 and
     0.86 (K = 128, H = 8192). More rows are slower, T = 128 by 5 to 45 %, T = 2048 by 1 to 4 %: scales of H columns are
-    copied to all partitions. With quantises_rows T = 2048, 4096 and 8192 are 1.74, 1.85 and 1.91 times as fast as in
-    bfloat16 (K = 1024, H = 8192), 1.04 to 1.05 times (K = 512, H = 4096), where HBM takes 6 us a row tile.
+    copied to all partitions. With quantises_rows T = 2048, 4096 and 8192 are 1.75, 1.85 and 1.91 times as fast as in
+    bfloat16 (K = 1024, H = 8192), 1.12 to 1.15 times (K = 512, H = 4096), where HBM takes 6 us a row tile.
     shares_row_maxima over 8 ranks reads o twice from three row tiles on, and adds one all-reduce: 12, 11 and 23 us to
     27, 61 and 140 us for T = 1, 512 and 2048 (K = 512, H = 4096), and 11, 8 and 16 us to 46, 114 and 316 us (K = 1024,
     H = 8192). With a scale for each 128 rows and columns T = 1, 16 and 64 are 1.63, 1.63 and 1.23 times as fast (K =
     512, H = 4096), 1.71, 1.69 and 1.64 times (K = 2048, H = 7168); T = 512 takes 12 and 2 % longer. Bound: HBM and the
     Tensor engine alike; for few rows latency.
     With bias and residual_gate T = 4096 reaches 83 % (K = H = 1152), 86 % (K = H = 1536), 94 % (K = 384, H = 3072);
-    T = 2048 of two images 78 % (K = H = 1152).
+    T = 2048 of two images 78 % (K = H = 1152). With quantises_rows T = 1024 and 4096 take as long and 4 % longer
+    (K = H = 1152), and T = 4096 is 1.40 times as fast (K = H = 1536).
     With weights of 4 bits T = 1 and 16 are 1.25 times as fast as with bfloat16 (K = 512, H = 4096), T = 64 as fast, and
     T = 2048 takes 11 % longer. K = 128 gains nothing. A w_o that stays in SBUF loses its zero points there.
 """
@@ -303,9 +304,16 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
         row_scales, row_dtype = quantiser.columns, w_o.elements.dtype
     if maxima_group is not None:
         quantiser.shared_maxima = share_row_maxima(source, ranges(0, tokens, step), loaded, maxima_group)
+    preparation = None
+    if quantiser is not None and is_resident:
+        # Row tiles are measured one group before they are divided, so that the division waits for no other engine.
+        tiles = []
+        for group_tiles in loaded:
+            tiles.extend(group_tiles)
+        preparation = RowPreparation(quantiser, tiles, tiles, None, False, [], [])
     next_transposed = None
     if ahead > 0:
-        quantise_group(loaded[0], quantiser)
+        quantise_group(loaded[0], quantiser, preparation, 0)
         next_transposed = transpose_group(loaded[0], row_dtype)
     rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if is_resident else SUMS_AHEAD, [])
     weight = MovingWeight([w_o], [] if is_resident else None)
@@ -328,10 +336,12 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
         next_load = first + ahead * step
         if ahead == 0:
             tiles = load_group(source, first, min(tokens, first + step))
-            quantise_group(tiles, quantiser)
+            quantise_group(tiles, quantiser, None, group)
             current = transpose_group(tiles, row_dtype)
         elif group + ahead < groups:
             loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
+            if preparation is not None:
+                preparation.tiles.extend(loaded[group + ahead])
         chunk_columns, starts = count_chunk_columns(current.shape[2], ranks), []
         for column in range(0, hidden, chunk_columns):
             starts.append(plan_chunk_start(product, [current], column))
@@ -343,7 +353,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group, quantises_rows, 
             next_transposed = transpose_group(loaded[group + 1], row_dtype)
         for column in range(0, hidden, chunk_columns):
             if column == 0 and has_next:
-                quantise_group(loaded[group + 1], quantiser)
+                quantise_group(loaded[group + 1], quantiser, preparation, group + 1)
             index = column // chunk_columns
             compute_chunk(product, [current], first, column, starts[index], starts[index + 1])
             if column == 0 and has_next and not is_alone:
@@ -447,12 +457,21 @@ def apply_gate(tile, gate):
         nisa.tensor_tensor(dst=tile[:, left:right], data1=tile[:, left:right], data2=factors, op=nl.multiply)
 
 
-def quantise_group(tiles, quantiser):
+def quantise_group(tiles, quantiser, preparation, group):
     """Divide the rows of SBUF row tiles [row, K] by their scales, in place; do nothing without a RowQuantiser.
 
     The scales are appended to `quantiser.columns`, one column for each row tile.
+
+    Args:
+        tiles: the row tiles of a group.
+        quantiser: RowQuantiser, or None.
+        preparation: RowPreparation of all row tiles that are loaded, where each group has one, or None. The row tile
+            after this group is measured then, if there is one.
+        group: number of the group.
     """
-    if quantiser is not None:
+    if preparation is not None:
+        preparation.advance_until(min(group + 4, preparation.count_steps()))
+    elif quantiser is not None:
         preparation = RowPreparation(quantiser, tiles, tiles, None, False, [], [])
         preparation.advance_until(preparation.count_steps())
 
@@ -464,7 +483,8 @@ def transpose_group(tiles, dtype):
     """
     rows = (len(tiles) - 1) * tiles[0].shape[0] + tiles[len(tiles) - 1].shape[0]
     result = allocate_transposed(tiles[0].shape[1], rows, dtype)
-    transpose_tiles(result, tiles, 0)
+    # Rows that are quantised keep the Vector engine busy, so the Scalar engine alone copies their transposes.
+    transpose_tiles(result, tiles, 0, vector_share=None if dtype == tiles[0].dtype else 0)
     return result
 
 

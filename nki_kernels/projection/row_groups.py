@@ -150,7 +150,7 @@ def choose_vector_share():
     return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
 
 
-def transpose_tiles(transposed, tiles, first_row, norm=None, image_row=0):
+def transpose_tiles(transposed, tiles, first_row, norm=None, image_row=0, vector_share=None):
     """Transpose SBUF row tiles [row, K] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
     The first row of the first tile becomes row `first_row` of `transposed`, and all others follow in order.
@@ -158,12 +158,15 @@ def transpose_tiles(transposed, tiles, first_row, norm=None, image_row=0):
     Args:
         norm: BlockNorm whose weight and bias are applied on the way, or None.
         image_row: index of the first row among the rows of all images, which the norm tells apart.
+        vector_share: see `copy_bank`; None for `choose_vector_share`. Only without a norm.
     """
     row = first_row
+    if vector_share is None:
+        vector_share = choose_vector_share()
     for tile in tiles:
         end = row + tile.shape[0]
         if norm is None:
-            transpose_rows(transposed, row, tile, choose_vector_share())
+            transpose_rows(transposed, row, tile, vector_share)
         else:
             spread_into(transposed[:, :, row:end], tile, False, norm, image_row + row - first_row)
         row = end
