@@ -14,7 +14,7 @@ from model.errors import ModelError
 from model.loading.component import LoadedComponent
 from model.runners.image_mesh import create_mesh
 
-_FEWER_BITS = "weights of fewer bits (--quantization of nkw plan and nkw imagine)"
+_FEWER_BITS = "weights of fewer bits (--quantization of nkw plan, imagine and serve)"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from fastapi.routing import APIRoute
 
 from model.commands.serve.images import check_image_options
 from model.errors import ModelError
+from model.runners import rank_memory
 from model.runners.denoise import MOST_SEED
 from model.runners.pipelines import open_pipeline
 from model.serve.errors import ApiError
 from model.serve.http.app import router
+from model.serve.images import serving
 from model.serve.images.requests import (
     MOST_PROMPT_CHARACTERS,
     ImageGenerationRequest,
@@ -262,3 +265,22 @@ def test_a_malformed_folder_is_refused_before_the_port_is_opened(
     (tmp_path / "model_index.json").write_text(json.dumps(index | {"_class_name": "OtherPipeline"}))
     assert main(["serve", "--model", str(tmp_path), "--port", "0"]) == 2
     assert "OtherPipeline is not known" in capsys.readouterr().err
+
+
+def test_weights_beyond_hbm_are_refused_at_the_start(
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The servers of other tests hold the same weights in the HBM of trn2."""
+    components = open_pipeline(folders["flow"]).components
+    weight_bytes = rank_memory.RankMemory.measure(components, "trn2").weight_bytes
+    monkeypatch.setattr(
+        rank_memory, "chip", lambda target: SimpleNamespace(hbm_bytes_per_core=weight_bytes - 1)
+    )
+    monkeypatch.setattr(serving, "make_server", lambda *arguments: pytest.fail("a server is made"))
+    assert main(["serve", "--model", str(folders["flow"]), "--port", "0"]) == 2
+    message = (
+        f"the weights take {weight_bytes:,} bytes of HBM; a rank of trn2 (LNC 1) has {weight_bytes - 1:,}"
+    )
+    assert message in capsys.readouterr().err
