@@ -19,7 +19,7 @@ Arguments:
     w_qkv_block_scales
                  [ceil(H / 128), ceil((Q + 2 KV + G) / 128)] @ HBM, float32, or None: at most 8192 numbers that
                  multiply 128 rows and columns of w_qkv each, instead of w_qkv_scales; see `block_scales`
-    q_size       compile-time int, Q
+    q_size       compile-time int, Q; 0 for keys and values alone, without gates
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
     norm_weight  [1, H] @ HBM, float32 or bfloat16, or None; with norm_bias also [N, H], a row for each of N images,
                  whose T / N rows follow each other
@@ -43,7 +43,7 @@ Arguments:
     returns q    [T, Q] @ HBM, x's dtype; alone where KV is 0
             k    [T, KV] @ HBM, x's dtype
             v    [T, KV] @ HBM, x's dtype
-            gate [T, G] @ HBM, x's dtype; if G is not 0
+            gate [T, G] @ HBM, x's dtype; if G is not 0. (k, v) where Q is 0
 
 Layout
     H on the partitions for the product, tokens on the partitions of its result, where a row's 1 / rms, the bias, the
@@ -163,11 +163,10 @@ def qkv_projection(
 ):
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
 
-    They are the column ranges of norm(x) @ w_qkv + bias: [T, q_size], [T, kv_size] twice, and [T, gate_size].
-    Heads of q and k are normalised with q_norm and k_norm, those of v with v_norm; then q and k are rotated
-    by cos and sin at the tokens' positions. With quantises_rows
-    the product takes rows of w_qkv's dtype. Each result has all T rows, also if x has only this rank's T /
-    sequence_ranks.
+    With a q_size of 0 (k, v) is returned. They are the column ranges of norm(x) @ w_qkv + bias: [T, q_size],
+    [T, kv_size] twice, and [T, gate_size]. Heads of q and k are normalised with q_norm and k_norm, those of v with
+    v_norm; then q and k are rotated by cos and sin at the tokens' positions. With quantises_rows the product takes rows
+    of w_qkv's dtype. Each result has all T rows, also if x has only this rank's T / sequence_ranks.
 
     Raises AssertionError if shapes do not fit together, if H is above its limit, or if an argument comes
     without another one that it needs.
@@ -194,6 +193,10 @@ def qkv_projection(
         check_row_weight("w_qkv", w_qkv, w_qkv_scales)
     assert kv_size > 0 or gate_size == 0, (
         f"gate_size is {gate_size}, and kv_size is 0; a layer without keys and values takes no gates"
+    )
+    assert q_size > 0 or (kv_size > 0 and gate_size == 0 and q_norm is None), (
+        f"q_size is 0, kv_size {kv_size} and gate_size {gate_size}; keys and values alone take a kv_size, no gates and "
+        "no q_norm"
     )
     angles = AngleTables(positions, cos, sin)
     head = find_head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
@@ -241,6 +244,8 @@ def qkv_projection(
         project(source, norm, matrix, columns, heads)
     if kv_size == 0:
         return outputs[0]
+    if q_size == 0:
+        return outputs[0], outputs[1]
     if gate_size > 0:
         return outputs[0], outputs[1], outputs[2], outputs[3]
     return outputs[0], outputs[1], outputs[2]
@@ -310,9 +315,9 @@ def qkv_projection_reference(
 ) -> np.ndarray | tuple[np.ndarray, ...]:
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
 
-    They are rounded once, to x's dtype. nibble_dtype, replica_group and sequence_ranks are ignored: for several ranks
-    pass the rows of all, [T, H]. With quantises_rows, rows are rounded to fp8 as `paired_rows_reference` does, or to
-    x's dtype and then to integers as `quantised_product_reference` does.
+    With a q_size of 0 (k, v) is returned. They are rounded once, to x's dtype. nibble_dtype, replica_group and
+    sequence_ranks are ignored: for several ranks pass the rows of all, [T, H]. With quantises_rows, rows are rounded to
+    fp8 as `paired_rows_reference` does, or to x's dtype and then to integers as `quantised_product_reference` does.
     """
     wide = widened(x)
     as_integers = quantises_rows and w_qkv.dtype == np.int8
@@ -347,7 +352,7 @@ def qkv_projection_reference(
     turned: list[np.ndarray] = []
     for columns, weight in ((q, q_norm), (k, k_norm)):
         if not columns.size:
-            return turned[0]
+            continue
         if weight is not None:
             heads = columns.reshape(-1, weight.shape[1])
             weight = widened(weight) + heads.dtype.type(norm_offset)
@@ -364,4 +369,4 @@ def qkv_projection_reference(
         head = head_dim if cos is None else head_dim or 2 * cos.shape[1]
         v = rmsnorm_reference(v.reshape(-1, head), np.ones((1, head), v.dtype), eps).reshape(v.shape)
     gates = (gate.astype(x.dtype),) if gate_size else ()
-    return turned[0], turned[1], v.astype(x.dtype), *gates
+    return (*turned, v.astype(x.dtype), *gates) if kv_size else turned[0]

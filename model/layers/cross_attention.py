@@ -100,7 +100,7 @@ class CrossAttention(SeparateProjections):
         """
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
-            self._project(step, x, letter, new.name, label, norm)
+            self._project(step, x, letter, (new.name,), label, norm)
             for letter, new, label in zip(
                 "kv", self._describe_encoded(step), ("decoder's keys", "decoder's values")
             )
@@ -124,7 +124,7 @@ class CrossAttention(SeparateProjections):
         """
         x = Value("x", (step.tokens, self.hidden), step.activations)
         queries = Value("q", (step.tokens, self._count_columns(step)), step.activations)
-        project = self._project(step, x, "q", queries.name, "queries to the encoder", self.norm)
+        project = self._project(step, x, "q", (queries.name,), "queries to the encoder", self.norm)
         if step.phase is Phase.prefill:
             attend = [self._prefill(step, queries)]
         else:

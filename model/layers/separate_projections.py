@@ -1,6 +1,6 @@
-"""Projections of attention to rows of another stream: queries, keys, values and outputs have a matrix each.
+"""Projections of attention to rows of another stream: queries, keys, values and outputs.
 
-Queries and keys come from different rows, so no launch computes both. Ranks divide the heads.
+Queries and keys come from different rows, so no launch computes both. Keys and values may share one. Ranks divide the heads.
 """
 
 from __future__ import annotations
@@ -26,74 +26,91 @@ class SeparateProjections:
     """Four projections of an attention layer, with their launches and their numpy model.
 
     `reads_stored` says whether kernels read quantised matrices as they are stored; otherwise they are widened.
+    `matrices` has the letters of each matrix: "q", "k", "v", or "kv" for keys and values side by side, and "o".
     """
 
     component: ClassVar[str] = "attention"
     reads_stored: ClassVar[bool] = True
+    matrices: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
 
     name: str
     hidden: int
     heads: GroupedAttention
     projections: AttentionProjections
 
-    def _find_projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
-        """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v" or "o" for the output.
+    def _find_projections(self, letters: str) -> tuple[Sequence[Projection], Cut, Cut]:
+        """Return (projections side by side, cut of their matrices, cut of their biases).
 
         The cuts divide the heads over the ranks, except that every rank has the whole bias of the output.
+
+        Args:
+            letters: "q", "k", "v", or "kv" for both, and "o" for the output.
         """
         query, key, value = self.projections.inputs
         query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
-        return {
-            "q": (query, query_heads, query_heads),
-            "k": (key, kv_heads, kv_heads),
-            "v": (value, kv_heads, kv_heads),
-            "o": (self.projections.output, replace(query_heads, axis=1), ROW),
-        }[letter]
+        if letters == "o":
+            return (self.projections.output,), replace(query_heads, axis=1), ROW
+        by_letter = {"q": query, "k": key, "v": value}
+        cut = query_heads if letters == "q" else kv_heads
+        return [by_letter[letter] for letter in letters], cut, cut
 
-    def _matrix(self, letter: str) -> Weight:
-        projection, cut, _ = self._find_projection(letter)
-        kernel = ("output_projection", "w_o") if letter == "o" else ("qkv_projection", "w_qkv")
+    def _matrix(self, letters: str) -> Weight:
+        projections, cut, _ = self._find_projections(letters)
+        kernel = ("output_projection", "w_o") if letters == "o" else ("qkv_projection", "w_qkv")
         reader = kernel if self.reads_stored else None
-        return Weight(f"{self.name}.w_{letter}", (projection.weight(cut),), reader)
+        tensors = tuple(projection.weight(cut) for projection in projections)
+        return Weight(f"{self.name}.w_{letters}", tensors, reader)
 
-    def _bias(self, letter: str) -> Weight | None:
-        projection, _, cut = self._find_projection(letter)
-        if projection.bias is None:
+    def _bias(self, letters: str) -> Weight | None:
+        projections, _, cut = self._find_projections(letters)
+        if projections[0].bias is None:
             return None
-        return Weight(f"{self.name}.b_{letter}", (projection.bias_row(cut),))
+        return Weight(
+            f"{self.name}.b_{letters}", tuple(projection.bias_row(cut) for projection in projections)
+        )
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Matrices of the four projections, with the biases that the checkpoint has."""
-        weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
+        weights = [
+            weight for letters in self.matrices for weight in (self._matrix(letters), self._bias(letters))
+        ]
         return [weight for weight in weights if weight is not None]
 
     def _project(
-        self, step: StepShape, rows: Value, letter: str, result: str, label: str, norm: Norm | None = None
+        self,
+        step: StepShape,
+        rows: Value,
+        letters: str,
+        results: tuple[str, ...],
+        label: str,
+        norm: Norm | None = None,
     ) -> Launch:
-        """Return the launch of `qkv_projection` that writes norm(rows) times a matrix to the array `result`.
+        """Return the launch of `qkv_projection` that writes norm(rows) times matrices to the arrays `results`.
 
         Args:
             step: The step.
             rows: The rows, [rows, inputs of the projection].
-            letter: Selects the projection as in `_find_projection`.
-            result: Name of the result.
+            letters: Selects the projections as in `_find_projections`.
+            results: Name of the result of each.
             label: Distinguishes the launch in reports.
             norm: The norm; None for none.
         """
-        matrices = self._matrix(letter).arguments("w_qkv", step)
+        matrices = self._matrix(letters).arguments("w_qkv", step)
         norm_arguments = {} if norm is None else norm.list_arguments(step)
+        columns = self._count_columns(step)
+        sizes = {"q_size": columns} if len(letters) == 1 else {"q_size": 0, "kv_size": columns}
         return Launch(
             "qkv_projection",
             {
                 "x": rows,
                 **norm_arguments,
                 **matrices,
-                "q_size": self._count_columns(step),
-                "bias": create_argument(self._bias(letter), step),
-                **list_row_arguments(step, self._matrix(letter)),
+                **sizes,
+                "bias": create_argument(self._bias(letters), step),
+                **list_row_arguments(step, self._matrix(letters)),
             },
-            (result,),
+            results,
             count_product_work(rows.shape[0], matrices["w_qkv"]),
             rows.shape[0],
             label,

@@ -98,11 +98,19 @@ class TestPlainQkvProjection(KernelTests):
             *vary(tokens=[1, *ODD_SIZES]),
             *vary(hidden=[*ODD_SIZES]),
             *vary(hidden=24, q=[*ODD_SIZES]),
-            *together("tokens q kv", (2, 2000, 120), (300, 500, 270)),
+            *together(
+                "tokens q kv", (2, 2000, 120), (300, 500, 270), (5, 0, 40), (120, 0, 1152), (130, 0, 72)
+            ),
         ],
         every_chip=vary(dtype=[*DTYPES]),
         refusals=[
             refuse("w_qkv is [40, 24 + 2 * 9 + 0], not (40, 40)", kv_size=9),
+            refuse(
+                "q_size is 0, kv_size 16 and gate_size 8; keys and", dict(q=0, kv=20), kv_size=16, gate_size=8
+            ),
+            refuse(
+                "keys and values alone take a kv_size, no gates", dict(q=0, kv=20), q_norm=normal(1, 1, 20)
+            ),
             refuse("norm_weight has to be [1, 40], not (1, 39)", norm_weight=normal(1, 1, 39)),
         ],
         limits=[
@@ -179,6 +187,7 @@ class TestQkvProjection(KernelTests):
                 bias=True,
             ),
             dict(tokens=7, hidden=300, norm_bias=True, x=lambda x: x + 100),
+            *vary(tokens=[5, 131], heads=0, kv_heads=2, rotated=16, k_norm=True, bias=True),
             *(
                 form | setting
                 for form in (QUERIES | dict(hidden=300, rotated=16, norm_offset=1.0), *VALUES)

@@ -68,6 +68,7 @@ class TestQuantisedQkvProjection(KernelTests):
             *slow(dict(tokens=300, hidden=4100, heads=22, kv_heads=3, head=80, dtype=F32)),
             *vary(tokens=[20, 300], hidden=136, heads=26, kv_heads=3, head=80, rotated=80, bias=True),
             dict(tokens=140, hidden=136, rotated=16, norm_offset=1.0),
+            *vary(tokens=[5, 70, 140], hidden=136, heads=0, kv_heads=2, norm=False, bias=True),
             GATES | dict(tokens=131, hidden=136),
         ],
         every_chip=[*vary(tokens=[5, 130], hidden=[136, 257], rotated=16)],

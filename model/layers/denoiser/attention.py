@@ -164,6 +164,8 @@ class TextAttention(SeparateProjections, Stateless):
     text_rows  rows of a text, padding included
     """
 
+    matrices: ClassVar[tuple[str, ...]] = ("q", "kv", "o")
+
     text: str
     lengths: str
     text_rows: int
@@ -178,9 +180,8 @@ class TextAttention(SeparateProjections, Stateless):
             for name, rows in (("q", x), ("k", text), ("v", text))
         )
         return [
-            self._project(step, x, "q", q.name, "queries to the text"),
-            self._project(step, text, "k", k.name, "keys of the text"),
-            self._project(step, text, "v", v.name, "values of the text"),
+            self._project(step, x, "q", (q.name,), "queries to the text"),
+            self._project(step, text, "kv", (k.name, v.name), "keys and values of the text"),
             launch_attention(q, k, v, self.heads, step, self.lengths, "to the text"),
             self._project_output(step, "of the text"),
         ]
