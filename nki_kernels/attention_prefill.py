@@ -105,7 +105,7 @@ Cost
         16 heads of 72, two sequences of 1024                     339 us  65 %  with caches 445
         the same queries, 120 padded keys each                    121 us  24 %
         16 heads of 72, 4096 queries and 120 or 300 padded keys   216 and 299 us  25 and 43 %
-        64 heads of 64, 512 rows, with biases and padding (T5)    289 us  38 %
+        64 heads of 64, 512 rows, with biases and padding (T5)    280 us  39 %
     In 595 us the Scalar engine is busy for 541, the Vector engine for 580 with the maximum of each score, DMA for 586:
     exp on another engine would shorten none of the other two. What did not help: all scores of 1024 keys computed
     twice, which needs no transposes (471, a quarter of them 366); for 120 keys, a quotient by the Vector engine, which

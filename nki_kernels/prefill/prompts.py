@@ -66,7 +66,8 @@ class Prompts(nl.NKIObject):
     height) of tiles of one height.
 
     `streams` has the `Stream` of these rows. In joint attention a second one follows, of `text`: its o and its tokens.
-    `queries` and `new_keys` are those of the first; `gap` keys pad the first to whole blocks.
+    `queries` and `new_keys` are those of the first; `gap` keys pad the first to whole blocks. A sequence has
+    `query_tiles` tiles of queries in all streams.
     """
 
     def __init__(self, o, tokens, cache, step, scales, text=None):
@@ -96,11 +97,11 @@ class Prompts(nl.NKIObject):
             stream = Stream(q, k, v, o, q.shape[0] // self.sequences, k.shape[0] // self.sequences, first_key)
             self.streams.append(stream)
             self.keys = first_key + stream.new_keys
-        tiles = 0
+        self.query_tiles = 0
         for stream in self.streams:
-            tiles += blocks(stream.queries)
+            self.query_tiles += blocks(stream.queries)
         group = q.shape[1] // (self.kv_heads * self.depth)
-        self.share = CoreShare(self.sequences * self.kv_heads, group, tiles)
+        self.share = CoreShare(self.sequences * self.kv_heads, group, self.query_tiles)
         self.depth_tiles = blocks(self.depth)
         # D is divided evenly, since tiles of equal height share a DMA transpose.
         self.tile_depth = blocks(self.depth, self.depth_tiles)
@@ -128,7 +129,7 @@ class PrefillLaunch(nl.NKIObject):
         self.prompts = prompts
         self.masks = Masks(prompts.dtype, step.causal, step.window)
         wide = nisa.get_nc_version() > nisa.nc_version.gen2
-        self.tuning = Tuning(prompts.dtype, wide, prompts.depth_tiles, step)
+        self.tuning = Tuning(prompts.dtype, wide, prompts.depth_tiles, step, prompts.query_tiles)
         self.ahead = LoadAhead(prompts, self.tuning)
         self.exp_scale = step.scale if step.softcap is None else step.softcap
         self.slopes = None if step.slopes is None else Slopes(prompts)

@@ -12,10 +12,10 @@ import nki.language as nl
 class Tuning(nl.NKIObject):
     """Sizes and distances of the pipeline, in keys, chosen by trying others; gen2, which is not `wide`, has slower DMA.
 
-    `dtype` is that of q, and `depth_tiles` the number of tiles of 128 elements that D takes. A *span* is a range of
-    keys whose scores lie in SBUF at one time. Keys of several tiles of D take longer than values, so products wait
-    longer for their weights. Such a product takes more of PSUM, and each key more time, so that it waits for fewer
-    keys.
+    `dtype` is that of q, `depth_tiles` the number of tiles of 128 elements that D takes, and `query_tiles` that of the
+    tiles of queries of a sequence. A *span* is a range of keys whose scores lie in SBUF at one time. Keys of several
+    tiles of D take longer than values, so products wait longer for their weights. Such a product takes more of PSUM,
+    and each key more time, so that it waits for fewer keys.
 
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values, and
                            with slopes beside the distances of the keys
@@ -35,12 +35,13 @@ class Tuning(nl.NKIObject):
     values_after           between the cleanings of 1024 values, which products wait for later than scores for keys
     queries_ahead          tiles of queries that are loaded before they are needed, if they fit
     heads_ahead            tiles of queries before its first one at which a head is loaded, and `cleaned_ahead` at which
-                           its keys are cleaned, for which the Vector engine waits until they have arrived
+                           its keys are cleaned, for which the Vector engine waits until they have arrived; not causal
+                           heads of few tiles follow each other so soon that they are cleaned earlier
     early_heads            most heads that are loaded before their first tile of queries, if they fit: short ones take
                            less time than a load
     """
 
-    def __init__(self, dtype, wide, depth_tiles, step):
+    def __init__(self, dtype, wide, depth_tiles, step, query_tiles):
         narrow = dtype == nl.bfloat16
         deep = narrow and wide and depth_tiles > 1
         self.span = 8192 if narrow and wide else 4096
@@ -71,7 +72,7 @@ class Tuning(nl.NKIObject):
         self.values_after = 3072 if deep else 2048
         self.queries_ahead = 6 if step.causal else 12
         self.heads_ahead = 12 if deep else 8
-        self.cleaned_ahead = 4 if step.causal else 2
+        self.cleaned_ahead = 4 if step.causal else (3 if query_tiles <= 4 else 2)
         self.early_heads = 6
         if step.bounded:
             self.recomputed = 1536
