@@ -1,6 +1,7 @@
 """Projections of attention to rows of another stream: queries, keys, values and outputs.
 
-Queries and keys come from different rows, so no launch computes both. Keys and values may share one. Ranks divide the heads.
+Queries and keys come from different rows, so no launch computes both. Keys and values may share one. Ranks divide the
+heads.
 """
 
 from __future__ import annotations
