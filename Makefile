@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 TRACE := build/nkw-trace.json
+IMAGE := build/nkw-image.png
 WORKERS := 2
 # By default the first interpreter here that is 3.10 or later; `make PYTHON=…` names one.
 PYTHON := $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
@@ -16,7 +17,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-fast deep mutants lint format docs docs-site timelines notebooks bench wheel hook pre-commit clean
+.PHONY: help demo demo-image serve test test-fast deep mutants lint format docs docs-site timelines notebooks bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +25,10 @@ help: ## list the targets
 demo: $(VENV)/.base ## write a story on two simulated trn1 cores; the trace goes to build/
 	@mkdir -p $(dir $(TRACE))
 	$(BIN)/nkw generate --target trn1 --tp 2 --prompt "Once upon a time" --max-new-tokens 48 --trace $(TRACE)
+
+demo-image: $(VENV)/.images ## draw an image on a simulated trn2 core; it goes to build/
+	@mkdir -p $(dir $(IMAGE))
+	$(BIN)/nkw imagine "a red circle above a blue square" --steps 20 --seed 1 --out $(IMAGE)
 
 serve: $(VENV)/.serve ## answer OpenAI's API at 127.0.0.1:8000 with the default model
 	$(BIN)/nkw serve
@@ -93,6 +98,10 @@ $(BIN)/python:
 $(VENV)/.base: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	@touch $@
+
+$(VENV)/.images: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[images]'
+	@touch $@ $(VENV)/.base
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[serve]'

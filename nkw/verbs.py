@@ -91,12 +91,12 @@ MODEL_VERBS = {
     ),
     "imagine": Verb(
         "draw an image of a text, check it, predict the time",
-        "imagine 'a red circle above a blue square' --model FOLDER --out picture.png",
+        "imagine 'a red circle above a blue square' --out picture.png",
         _DONE,
         function="model.commands.imagine.command:imagine_command",
         options="model.commands.imagine.arguments:OPTIONS",
-        description="Draw images with a diffusion model whose layers are NKI kernels: a folder in the "
-        "layout of diffusers. Text encoder, denoiser and autoencoder are compared with a "
+        description="Draw images with a diffusion model whose layers are NKI kernels: the shipped model of coloured "
+        "shapes, or a folder in the layout of diffusers. Text encoder, denoiser and autoencoder are compared with a "
         "plain numpy model, and the time of each on each chip is predicted.",
     ),
     "serve": Verb(

@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
+SHAPES = PRETRAINED / "shapes"
 SHIPPED = {
     "stories": PRETRAINED,
     "stories-moe": PRETRAINED / "stories-moe",
     "stories-mask": PRETRAINED / "stories-mask",
+    "shapes": SHAPES,
 }
-"""Folders by name: a dense story writer, which is the default, one with routed experts, and one that replaces masks."""
+"""Folders by name: a dense story writer, which is the default, one with routed experts, one that replaces masks, and a
+model of images."""
 
 
 def find_model_name(folder: str | Path) -> str:

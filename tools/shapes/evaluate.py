@@ -1,6 +1,6 @@
 """Share of held-out captions whose images are right, by the numpy model and by kernels.
 
-    python -m tools.shapes.evaluate FOLDER --steps 50 20 8 4 --kernels 10
+    python -m tools.shapes.evaluate [FOLDER] --steps 50 20 8 4 --kernels 10
 
 Every caption of `list_held_out_captions` becomes one image, whose seed is the number of the caption. A checker that
 knows nothing of the model compares the image with the caption.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.loading.shipped import SHAPES
 from model.runners.backends import KernelBackend, ReferenceBackend
 from model.runners.denoise import Drawing, ImageRequest, ImageRunner, Sampling
 from model.runners.pipelines import open_pipeline
@@ -60,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", nargs="?", type=Path, default=SHAPES)
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 20, 8, 4])
     parser.add_argument("--guidance", type=float, default=4.0)
     parser.add_argument(

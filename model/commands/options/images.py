@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from model.commands.options.readers import count, number
-from model.loading.shipped import find_model_path
+from model.loading.shipped import SHAPES, find_model_path
 from nkw.options import Rows
 
 FIRST_PROMPT = "a red circle above a blue square"
@@ -35,8 +35,8 @@ ROWS: Rows = {
         dest="model",
         metavar="DIR",
         type=find_model_path,
-        required=True,
-        help="folder of a diffusion model in the layout of diffusers",
+        default=SHAPES,
+        help="folder of a diffusion model in the layout of diffusers, or the model that comes along: shapes (default)",
     ),
     "--negative-prompt": dict(
         metavar="TEXT", default="", help="what no image should show (default: nothing)"
