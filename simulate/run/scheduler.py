@@ -119,7 +119,8 @@ class CoreScheduler:
             for thread in threads:
                 thread.start()
             self._wake(self._first)
-            self._finished.wait()
+            while not self._finished.wait(_PATIENCE_SECONDS):
+                pass  # Python handles a signal that arrived just before a wait, or in another thread, after it
         except BaseException as interrupt:
             # A keyboard interrupt reaches the main thread only: let the cores unwind before passing it on.
             self._error = interrupt

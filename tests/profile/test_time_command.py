@@ -217,3 +217,14 @@ def test_an_interrupt_in_a_kernel_says_where_it_was(script: Path, turn: str, ran
     last = f"dma_copy at {script}:5" if turn == "pass" else f"(memset at {script}:8|dma_copy at {script}:5)"
     pattern = rf"target trn2\n\ninterrupted: kernel{who} has issued [\d,]+ instructions, the last is {last} in kernel\n"
     assert re.fullmatch(pattern, err)
+
+
+@pytest.mark.slow
+def test_an_interrupt_that_the_thread_of_a_core_receives_ends_the_launch(script: Path) -> None:
+    """The main thread waits meanwhile, and a wait without end would never learn of the interrupt."""
+    interrupt = "__import__('signal').pthread_kill(__import__('threading').get_ident(), 2)"
+    program = KERNEL.format(turn="pass", ranks=2).replace("print('ready', flush=True)", interrupt)
+    script.write_text(program)
+    running = started("-m", "simulate", "run", "--target", "trn2", str(script))
+    _, err = running.communicate()
+    assert running.returncode == 130 and "interrupted: kernel on rank 0, core 0, has issued" in err
