@@ -24,6 +24,7 @@ from model.layers.denoiser.joint_attention import JointAttention
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import States
 from model.layers.precision import FLOAT32
+from model.layers.shard import Shard
 from model.loading.component import LoadedComponent
 from model.loading.weights import RankWeights, find_row_formats
 from model.network import Network
@@ -131,7 +132,7 @@ class KernelComponent:
         shards = model.load_shards(mesh) if shards is None else shards
         group_batch = mesh.count_group_sequences(batch)
         step = make_step(model.config, shards[0].dtype, shards[0].dtypes, group_batch, mesh.tensor)
-        step = replace(step, bounded=_find_bounded_layers(network, shards[0].arrays))
+        step = replace(step, bounded=_find_bounded_layers(model, shards[0].arrays))
         _check_launches(network, step, batch)
         self._device, self._mesh, self._step, self._batch = device, mesh, step, batch
         self._local_shapes = _list_input_shapes(network, step)
@@ -201,12 +202,20 @@ def make_step(
     )
 
 
-def _find_bounded_layers(network: Network, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
-    """Return the names of layers of attention whose norms of heads bound scores, by the weights of a rank.
+def _find_bounded_layers(model: LoadedComponent, arrays: Mapping[str, np.ndarray]) -> frozenset[str]:
+    """Return the names of layers of attention whose norms of heads bound scores.
 
-    In dry runs these weights are zeros, to which 1 is added, so that scores of heads of up to 4,096 elements are.
+    The weights of the norms are those of the checkpoint, in dry runs too. A component that is planned only has none:
+    its `arrays` are zeros, to which 1 is added, so that scores of heads of up to 4,096 elements are bounded.
+
+    Args:
+        model: The component.
+        arrays: Weights of a rank by name.
     """
-    layers = (layer for layer in network.layers if isinstance(layer, ImageAttention | JointAttention))
+    layers = [layer for layer in model.network.layers if isinstance(layer, ImageAttention | JointAttention)]
+    if model.checkpoint is not None:
+        norms = [weight for layer in layers for weight in layer.weights if weight.component == "norms"]
+        arrays = {weight.name: weight.take(model.checkpoint, Shard(0, 1)) for weight in norms}
     return frozenset(name for layer in layers for name in layer.list_bounded_layers(arrays))
 
 

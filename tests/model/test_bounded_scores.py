@@ -98,19 +98,38 @@ def test_layers_without_norms_of_heads_are_not_bounded(tmp_path: Path) -> None:
     assert [launch.arguments.get("bounded") for launch in layer.launches(step)].count(False) == 1
 
 
-@pytest.mark.parametrize(("factor", "is_bounded"), [(1, True), (250, False)])
-def test_kernels_equal_numpy_with_and_without_maxima(factor: int, is_bounded: bool, tmp_path: Path) -> None:
-    from model.device import SimulatedDevice
-
-    case = CASES[SECOND]
-    model = open_case(case, tmp_path)
+def scale_head_norms(model: LoadedComponent, factor: int) -> LoadedComponent:
+    """Return the component with the norms of queries multiplied by a factor."""
     assert model.checkpoint is not None
     weights = {
         name: np.asarray(tensor) * (factor if "norm_q" in name or "norm_added_q" in name else 1)
         for name, tensor in model.checkpoint.items()
     }
-    model = replace(model, checkpoint=Checkpoint(weights))
+    return replace(model, checkpoint=Checkpoint(weights))
+
+
+@pytest.mark.parametrize(("factor", "is_bounded"), [(1, True), (250, False)])
+def test_kernels_equal_numpy_with_and_without_maxima(factor: int, is_bounded: bool, tmp_path: Path) -> None:
+    from model.device import SimulatedDevice
+
+    case = CASES[SECOND]
+    model = scale_head_norms(open_case(case, tmp_path), factor)
     assert bool(find_joint_attention(model).list_bounded_layers(read_arrays(model))) == is_bounded
     images = KernelComponent(model, SimulatedDevice("trn2", 1), 2).run(case.draw_inputs())["x"]
     expected = ReferenceComponent(model).run(case.draw_inputs())["x"]
     np.testing.assert_allclose(images, expected, rtol=0, atol=factor * bound_error(expected, UNIT, case))
+
+
+def test_dry_runs_take_the_norms_of_the_checkpoint(tmp_path: Path) -> None:
+    """A plan, which has no weights, takes weights of 1."""
+    from model.device import DryDevice
+    from model.runners.image_times import DryBackend, TimedComponent
+
+    model = open_case(CASES[SECOND], tmp_path)
+    times = []
+    for timed in (scale_head_norms(model, 1), replace(model, checkpoint=None), scale_head_norms(model, 250)):
+        device = DryDevice("trn2", 1, one_for_all=True)
+        component = DryBackend(device, "trn2").create(timed, 2, "denoiser")
+        assert isinstance(component, TimedComponent)
+        times.append(component.prediction.program_ns)
+    assert times[0] == times[1] != times[2]
