@@ -57,7 +57,7 @@ class ImagePlan:
 
     @property
     def activation_bytes(self) -> int:
-        """Largest bytes of a pass of a component on a rank, beside weights."""
+        """Most bytes of activations that a pass of a component takes on a rank."""
         return max(component.activation_bytes for component in self.components)
 
     @property

@@ -161,7 +161,7 @@ class KernelComponent:
         return {name: self._join_groups(arrays) for name, arrays in outputs.items()}
 
     def _join_groups(self, arrays: RankArrays) -> np.ndarray:
-        """Return an output as float32 [batch, ...] from its arrays on the ranks, equal on those of a group.
+        """Return an output as float32 [batch, ...] from its arrays on the ranks; ranks of a group have equal arrays.
 
         Ulysses ranks have rows of its images. A dry run has the array of rank 0 alone, which stands for those of all
         groups.

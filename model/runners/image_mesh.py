@@ -60,9 +60,9 @@ def divide_rows(array: np.ndarray, local_shape: Shape, ulysses: int) -> np.ndarr
 
 
 def join_rows(batches: Sequence[np.ndarray], ulysses: int) -> np.ndarray:
-    """Return the images of all groups, [images, ...], from those of the data-parallel groups of a mesh in order.
+    """Return the images of a batch, [images, ...], from the arrays of the data-parallel groups of a mesh in order.
 
-    Images have their rows in the last axis but one, which Ulysses ranks divide.
+    Ulysses ranks divide the last axis but one, which has the rows of an image.
     """
     if ulysses == 1:
         return np.concatenate(batches)

@@ -217,7 +217,7 @@ class _ObservedDenoiser:
         self._component = ReferenceComponent(pipeline.denoiser, ranks, partial(_Observer, self._attention))
 
     def run(self, inputs: Arrays) -> _ObservedPass:
-        """Return what a pass over one image shows; inputs are those of the image alone."""
+        """Run a pass over one image, whose inputs are given, and return what was observed."""
         outputs = self._component.iterate_layers(inputs, {})
         norms, blocks = [], []
         attention = np.zeros(self._config.text_rows)

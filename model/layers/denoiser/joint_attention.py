@@ -33,7 +33,7 @@ _SECOND_NAMES = {"q": "second_q", "k": "second_k", "v": "second_v", "o": "second
 
 
 def take_text_step(step: StepShape, text_rows: int) -> StepShape:
-    """Return the step with the rows of the texts of all images instead of those of the images.
+    """Return the step for the text stream: its rows are those of all texts.
 
     Ulysses ranks all have these rows, and divide heads and inner elements as tensor-parallel ranks do. A text has too
     few rows to divide: each rank would read all of the weights for a fraction of them.

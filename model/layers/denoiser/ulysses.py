@@ -74,7 +74,7 @@ def _launch_exchange(arrays: Mapping[str, Value], step: StepShape, to_rows: bool
 
 
 def flatten_launches(launches: Iterable[Launch]) -> list[Launch]:
-    """Return launches of a flattened step, whose collectives are those of tensor-parallel and Ulysses ranks."""
+    """Return launches whose collectives run over tensor-parallel and Ulysses ranks together."""
     return [
         replace(
             launch,
